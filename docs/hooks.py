@@ -60,8 +60,15 @@ CURVES = re.compile(r"^CURVES ([\w-]+)$", re.MULTILINE)
 """A line of a page that is replaced by this picture of learning curves."""
 SEEDS = 3
 """With fewer a value is grey and stands below the others."""
-FIRST = ("tutorials/index.md", "own-data.md", "using-the-result.md", "evaluation.md", "own.md")
-LAST = ("clusters.md", "architecture.md", "changelog.md")
+FIRST = (
+    "tutorials/index.md",
+    "own-data.md",
+    "using-the-result.md",
+    "evaluation.md",
+    "own.md",
+    "which-method.md",
+)
+LAST = ("architecture.md", "changelog.md")
 NUMBERS: frozenset[Need] = frozenset({"numbers", "continuous"})
 CLIENTS, SHAPE, CLASSES = 10, (1, 8, 8), 10
 """The digits over ten clients, which `ekiden run` uses by default."""

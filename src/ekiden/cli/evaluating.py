@@ -61,22 +61,22 @@ class EvaluateOptions:
     """column of the tables of --data that holds the images, texts or arrays; by default as in the
     run"""
     weights: Path | None = None
-    """safetensors file whose values are measured in the run's network instead of its model"""
+    """safetensors file with other weights for the run's network"""
     client: str = ""
     """the personal model of this client instead of the global one"""
     metric: str = ""
     """another headline metric than the run's, by its name, or FILE.py:NAME"""
     threshold: float | None = None
-    """of two classes: also show this threshold of the second class's probability"""
+    """for two classes: also show this threshold of the second class's probability"""
     sensitivity: float = 0.95
-    """of two classes: also show the highest threshold with this sensitivity"""
+    """for two classes: also show the highest threshold with this sensitivity"""
     by: tuple[str, ...] = ()
     """columns that divide the test samples into subgroups, with the bounds of numbers: --by sex
     age:40:65; `domain` is the data's domains, `client` the silos. With --on flower: those that the
     silos' files allow. `ekiden report` shows the table, too"""
     calibrate: Literal["", "platt", "temperature"] = ""
-    """of two classes: fit a recalibration to validation data, by counts, and keep it in the run
-    folder with the threshold (--threshold, by default Youden's); `predict`, `export` and `card`
+    """for two classes: fit a recalibration to validation data and keep it in the run folder with the
+    threshold (--threshold, by default Youden's); `predict`, `export` and `card`
     then use both"""
     on: Place = "here"
     """where the test data are: `flower` measures the model at silos, also at others than those that
@@ -88,7 +88,7 @@ class EvaluateOptions:
     """with --on flower: names of the silos, separated by commas; by default those of the
     federation, or of the run"""
     evaluate_dp: str = ""
-    """with --on flower: noise of what silos tell, epsilon=2,delta=1e-5 (see docs/evaluation.md), or
+    """with --on flower: noise on what silos report, epsilon=2,delta=1e-5 (see docs/evaluation.md), or
     exact; by default as in the run"""
     json: bool = False
     """print JSON: the metric by its name, `loss`, `samples`, and samples and value by `client`,

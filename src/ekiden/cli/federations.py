@@ -36,8 +36,8 @@ class InitOptions:
     folder: Positional[Path]
     """new folder; it stays with the coordinator, FOLDER/roster.json goes to each silo"""
     public_keys: Positional[tuple[Path, ...]] = ()
-    """files NAME.key.pub that `ekiden silo init` made at the silos, in the order that methods
-    see"""
+    """files NAME.key.pub that `ekiden silo init` made at the silos, in the order in which methods
+    visit them"""
     silos: str = ""
     """instead of files: names of silos, separated by commas. All keys are made here, and
     FOLDER/silos/NAME goes to each silo. Whoever has this machine can then read what these silos
@@ -47,7 +47,7 @@ class InitOptions:
     port: int = 8000
     """port of this machine for silos: open it to them, and no other"""
     control_port: int = 8001
-    """port for the coordinator, on loopback only"""
+    """port for the coordinator; only this machine (127.0.0.1) reaches it"""
     data: str = "data"
     """with --silos, each silo's data: a path relative to its silo.toml, a name of a data set, or
     FILE.py:FUNCTION"""
@@ -116,7 +116,7 @@ class FederationStartOptions:
 
 @dataclass(frozen=True)
 class AgreeOptions:
-    """Make the scaling of a table that all silos use, from the sums that each gave."""
+    """Compute the common scaling of a table from the sums of all silos."""
 
     sums: Positional[tuple[Path, ...]]
     """files that `ekiden silo sums` wrote, of all silos; or one run folder: silos that measure the

@@ -54,12 +54,12 @@ class Flag:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Empty if the value is positional."""
+        """Empty if the value is positional. A flag that is off needs no name to turn it off."""
         if self.positional:
             return ()
         flag = f"--{self.field.replace('_', '-')}"
         short = [mark.name for mark in self.marks if isinstance(mark, Alias)]
-        if isinstance(self.default, bool):
+        if self.default is True:
             return (*short, flag, f"--no-{flag[2:]}")
         return (*short, flag)
 
@@ -82,7 +82,7 @@ class Flag:
     def told(self) -> str:
         """The text about it, with its default."""
         text = texts_below(self.kind).get(self.field, "")
-        if self.default not in _NO_DEFAULTS:
+        if self.default not in _NO_DEFAULTS and self.default is not False:
             words = self.default if isinstance(self.default, tuple) else (self.default,)
             text += f" (default: {' '.join(map(str, words))})"
         return text.strip()
@@ -294,7 +294,9 @@ def _read(
             action: Action = parser.add_argument(flag.field, nargs=several or "?", default=SUPPRESS)
         elif isinstance(flag.default, bool):
             action = parser.add_argument(
-                *flag.names[:-1], action=BooleanOptionalAction, default=SUPPRESS
+                *flag.names[: -1 if flag.default else None],
+                action=BooleanOptionalAction,
+                default=SUPPRESS,
             )
         else:
             action = parser.add_argument(*flag.names, nargs=several, default=SUPPRESS)

@@ -17,7 +17,7 @@ from ekiden.methods import METHODS
 
 @dataclass(frozen=True)
 class ListOptions:
-    """Methods, networks and data sets."""
+    """List methods, networks and data sets."""
 
     json: bool = False
     """print JSON: `methods`, `networks`, `pretrained`, `data`, and which of these are `local`,

@@ -24,7 +24,7 @@ class NewOptions:
     """Write a method to begin with, its test and its page into the current folder."""
 
     name: Positional[str]
-    """of the method, such as half_seq or HalfSeq"""
+    """name of the method, such as half_seq or HalfSeq"""
     like: str = ""
     """a method of the library to begin with a copy of, such as fedprox; in a checkout of Ekiden the
     files go where they belong, and the method into the list of all methods"""
@@ -40,13 +40,11 @@ class ProjectOptions:
 
 @dataclass(frozen=True)
 class TrustOptions:
-    """Allow runs that were made elsewhere to execute a Python file of yours, or to reach a
-    SuperLink.
-    """
+    """Allow run folders made elsewhere to load your Python files, or to reach a SuperLink."""
 
     files: Positional[tuple[Path, ...]]
-    """Python files, each of which is executed only as long as it stays as it is; or
-    RUN/link.json"""
+    """Python files, loaded only as long as they are unchanged; or RUN/link.json, to reach the
+    SuperLink of that run"""
 
 
 def new(options: NewOptions) -> None:

@@ -27,8 +27,8 @@ class LinkOptions:
     """Which SuperLink."""
 
     federation: Path | None = None
-    """folder that `ekiden federation init` made: says --link and --certificate, and for a run
-    --keys, and --clients if you do not"""
+    """folder that `ekiden federation init` made: it has --link, --certificate, --keys, and
+    the names for --clients"""
     link: str = ""
     """HOST:PORT of the SuperLink for the coordinator, such as 127.0.0.1:8001"""
     certificate: Path | None = None

@@ -64,7 +64,7 @@ class ResumeOptions:
     data: tuple[str, ...] = ()
     """where the data are now, if they were moved: as for `ekiden run --data`, or --silos"""
     laps: Count | None = None
-    """laps that a regression may make which has not converged within its own limit"""
+    """largest number of laps for a regression that has not converged within its own limit"""
     json: bool = False
     """as for `ekiden run`"""
 
@@ -129,13 +129,13 @@ class DataOptions(Checked):
     clients: Count | None = None
     """number of clients"""
     size: Count | None = None
-    """side of the images in pixels"""
+    """side to which images are scaled, in pixels"""
     silos: tuple[str, ...] = ()
     """instead of DATA, the files or folders of the silos, or one folder or TOML file with all of
     them"""
     reading: Reading = field(default_factory=Reading)
     seed: CountOrZero = 0
-    """of the partition"""
+    """seed of the partition"""
     table_one: bool = False
     """show means and shares of all columns at each silo instead of who holds what; for tables"""
     times: tuple[Positive, ...] = ()
@@ -404,31 +404,28 @@ def _launch(jobs: list[launch.LaunchedRun], as_json: bool) -> None:
 
 @dataclass(frozen=True)
 class ForgetOptions:
-    """Make a run again without one of its clients; the new run has the bits of one that never had
-    it.
-    """
+    """Repeat a run without one of its clients, bit for bit as if the client had never been there."""
 
     run: Positional[Path]
     """run folder; it stays as it is: delete it to forget the client there, too"""
     client: str
-    """whom to forget"""
+    """client to remove"""
     out: Path | None = None
     """new run folder; by default RUN-without-CLIENT"""
     release: Path | None = None
-    """between machines, for methods with secure sums: file in which the silo agrees to that;
-    `ekiden silo release` makes it there"""
+    """between machines: file by which the silo agrees; `ekiden silo release` makes it there"""
     json: bool = False
     """print JSON: an object as in `ekiden show --json`"""
 
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """Make a run again with one more client; the new run has the bits of one that always had it."""
+    """Repeat a run with one more client, bit for bit as if the client had always been there."""
 
     run: Positional[Path]
     """run folder; it stays as it is"""
     client: str
-    """who joins: a client that `ekiden run --without` left out, or one of --data"""
+    """client to add: one that `ekiden run --without` left out, or one of --data"""
     data: str = ""
     """data that have this client and those of the run, unchanged; by default the run's own"""
     out: Path | None = None

@@ -114,8 +114,8 @@ class AuditOptions:
     network: str = ""
     """FILE.py:NAME, the network of a run that was started from Python with a module of its own"""
     shadows: CountOrZero = 0
-    """also attack with so many models that the attacker trains (LiRA), at least 4; each takes as
-    long as the run"""
+    """also attack with this number of models that the attacker trains (LiRA), 4 or more; each takes
+    as long as the run"""
     json: bool = False
     """print JSON: `attacks` (`model`, `members`, `others`, `auc`, `tpr_1`, `tpr_01`,
     `advantage`, `epsilon`), the ε that was `promised` or null, and who got what (`shown`)"""

@@ -33,7 +33,7 @@ class SiloInitOptions:
     folder: Positional[Path]
     """new folder"""
     link: str
-    """HOST:PORT at which silos reach the SuperLink, which the coordinator tells"""
+    """HOST:PORT of the coordinator's SuperLink, such as link.example.org:8000; ask the coordinator"""
     name: str = ""
     """the silo's name; by default the folder's"""
     data: str = "data"
@@ -88,8 +88,8 @@ class KeysOptions:
 
 @dataclass(frozen=True)
 class SumsOptions:
-    """Write what the silo tells, so that all silos agree on the scaling of a table: counts and
-    sums, never a row.
+    """Write a file of counts and sums, never a row, from which silos agree on the scaling of a
+    table.
     """
 
     file: Positional[Path]

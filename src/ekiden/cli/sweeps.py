@@ -34,15 +34,15 @@ class SweepOptions(Checked):
     file: Positional[Path]
     """experiment file, such as experiments/fedelmy-table7.toml"""
     budget: str = PAPER
-    """how much of it: paper, or a budget that the file defines, such as small"""
+    """how much training: paper, or a budget that the file defines, such as small"""
     only: tuple[str, ...] = ()
     """only these cells: ROW, COLUMN or ROW/COLUMN, each a label or a part of labels"""
     without: tuple[str, ...] = ()
     """all but these cells"""
     cores: Count | None = None
-    """runs at a time, if not one for each core"""
+    """number of runs at a time; by default one for each core"""
     minutes: Positive | None = None
-    """stop after so long; the same command goes on, also where the sweep folder has moved to"""
+    """stop after this many minutes; the same command continues, also after the folder was moved"""
     device: str = ""
     """cpu, cuda, ... instead of the file's"""
     out: Path | None = None
@@ -58,7 +58,7 @@ class SweepOptions(Checked):
     folders), mlflow (where MLFLOW_TRACKING_URI says), wandb, trackio"""
     on: Literal["here", "slurm", "local-cluster"] = "here"
     """where the runs are executed: here, as jobs of Slurm, or (to try that) as jobs on this
-    machine; see docs"""
+    machine; see docs/clusters.md"""
     queue: tuple[str, ...] = ()
     """with --on: what submitit should ask for, such as slurm_partition=gpu timeout_min=600
     gpus_per_node=1"""

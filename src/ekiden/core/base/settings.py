@@ -73,7 +73,8 @@ class Training(Checked):
     """divides the pixels after that, per channel or one for all; by default the data set's"""
     loop: str | Loop = ""
     """FILE.py:NAME of a function (model, loader) -> model that trains instead, marked by
-    @ekiden.train; in Python also the function. What else trains is then its own business"""
+    @ekiden.train; in Python also the function. That function then decides about
+    everything else in training"""
 
     @property
     def adaptive(self) -> bool:

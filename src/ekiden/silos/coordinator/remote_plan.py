@@ -28,7 +28,8 @@ class RemotePlan(Checked, Generic[M]):
 
     recipe: Recipe[M]
     clients: str = ""
-    """names of the silos, separated by commas, in the order that methods see"""
+    """names of the silos, separated by commas, in the order in which methods visit
+    them"""
     data: str = ""
     """which data set each silo uses, if its file names several (a table [data.NAME] for each)"""
     patience: Positive = 3600.0
