@@ -367,8 +367,10 @@ def read_config(path: Path) -> dict[str, Any]:
         config = json.loads(read_regular(path / "config.json", 1 << 28))
     except (FileNotFoundError, NotADirectoryError):
         hint = "give the path that the run printed"
-        if held := sorted(file.parent for file in path.glob("*/config.json")):
-            hint = f"it holds runs, such as {held[0]}: give one of them"
+        # a folder of runs, or the name of a run without the folder that holds it
+        near = [*sorted(path.glob("*/config.json")), *Path("runs", path).glob("config.json")]
+        if near:
+            hint = f"did you mean {near[0].parent}?"
         raise UserError(f"{path} is not a run folder (it has no config.json): {hint}") from None
     except (OSError, ValueError):
         raise UserError(f"{path / 'config.json'} cannot be read: {_DAMAGED}") from None
