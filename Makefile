@@ -36,7 +36,7 @@ test: setup
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -m "not slow" tests/$(ROOM)
 else
 test: setup lint docs
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -n auto --dist loadgroup -m "not slow"
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder -m "not slow"
 endif
 
 slow: setup
@@ -44,7 +44,7 @@ slow: setup
 
 # Which lines the fast tests run. Apart from them, because tracing costs 42 % more processor time (Python 3.11).
 coverage: setup
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -n auto --dist loadgroup -m "not slow" --cov=ekiden --cov-report=term:skip-covered
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder -m "not slow" --cov=ekiden --cov-report=term:skip-covered
 
 # The site, in site/: open site/index.html, no server needed.
 docs: setup

@@ -33,6 +33,14 @@ def pytest_xdist_auto_num_workers() -> int:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a file run in one process, which makes and imports what they share once."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What is loaded now stays: the garbage collector need not look through it again and again."""
     gc.collect()
@@ -99,7 +107,9 @@ def seeds(request: pytest.FixtureRequest) -> None:
     import numpy as np
     import torch
 
-    name = f"{request.node.nodeid} {os.environ.get('EKIDEN_TEST_SEED', '')}"
+    file, _, _ = request.node.location
+    # not the id of the test, to which `--dist loadgroup` adds its group
+    name = f"{file}::{request.node.name} {os.environ.get('EKIDEN_TEST_SEED', '')}"
     seed = zlib.crc32(name.encode())
     random.seed(seed)
     np.random.seed(seed)
