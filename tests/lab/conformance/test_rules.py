@@ -54,13 +54,12 @@ from ekiden.runs.result import Result
 from tests.lab.conformance.ridge import Ridge
 
 ROOT = Path(__file__).parents[3]
-every_method = pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=pytest.mark.xdist_group(kind.title()), id=kind.title())
-        for kind in METHODS
-    ],
-)
+KINDS: list[Any] = [
+    pytest.param(kind, marks=pytest.mark.xdist_group(kind.title()), id=kind.title())
+    for kind in METHODS
+]
+"""All methods; the tests of one run in one process, which makes its small runs once."""
+every_method = pytest.mark.parametrize("kind", KINDS)
 
 SHAPES: set[type[Method]] = {FedSeq, FedAvg, SCAFFOLD, DFedAvgM, FedGram, FedPer, MetaFed, Average}
 """One method of each shape of a run: what is kept between tasks, by whom, and who computes."""
@@ -291,9 +290,7 @@ def test_its_outline_is_what_happens(kind: type[Method], blobs: FederatedData) -
         assert sorted(moved) == sorted((row.target, row.step, row.source) for row in result.ledger)
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in METHODS if kind.traits.skips], ids=lambda kind: kind.title()
-)
+@pytest.mark.parametrize("kind", [param for param in KINDS if param.values[0].traits.skips])
 def test_goes_on_without_an_absent_client(
     kind: type[Method], blobs: FederatedData, tmp_path: Path
 ) -> None:
