@@ -42,7 +42,7 @@ def steal(grid: Grid, context: Context) -> None:
     waiting: dict[str, str] = {}
     for node in nodes.ids():
         for key in (f"{i}-0-train" for i in range(len(terms.clients))):
-            ask = Ask("value", terms.text(), key=key, eager=True, readers=(reader,))
+            ask = Ask("value", terms.text(), key=key, readers=(reader,))
             waiting[str(nodes.send(node, pack(ask)))] = key
     said: list[str] = []
     opened: list[str] = []
@@ -78,7 +78,7 @@ def ask_all(grid: Grid, context: Context) -> None:
 
 def tells(hello: Hello) -> bool:
     """Return whether a greeting tells more than who gives it."""
-    return hello != Hello(hello.name, hello.version, signature=hello.signature)
+    return hello != Hello(hello.version, signature=hello.signature)
 
 
 def _answers(nodes: GridNodes, waiting: dict[str, str]) -> Iterator[tuple[str, Answer, memoryview]]:

@@ -139,7 +139,7 @@ class Attacker:
 
     def task(self, node: int, step: int, args: Any, **given: Any) -> tuple[Answer, bytes]:
         """Ask for training from `args`, sealed as a coordinator's are."""
-        ask = Ask("task", self.terms.text(), **known(step=step, task="train", eager=True, **given))
+        ask = Ask("task", self.terms.text(), **known(step=step, task="train", **given))
         given_to = (self.as_reader(node, step),)
         data, (lock,) = self.party.seal(Encoded.of(wire.encode(args)), arguments_key(ask), given_to)
         full = replace(ask, length=len(data), lock=lock)
@@ -156,17 +156,15 @@ class Attacker:
 
     def value(self, node: int, key: str, **given: Any) -> list[bytes]:
         """Return what the attacker can read of a value that it asks for by itself."""
-        answer, body = self.ask(
-            node, "value", key=key, eager=True, readers=(self.reader(),), **given
-        )
+        answer, body = self.ask(node, "value", key=key, readers=(self.reader(),), **given)
         return self.opened(node, answer, body, key)
 
     def measure(self, node: int, models: list[Weights], step: int = 0, **given: Any) -> Reported:
-        """What a silo reports about models; scores too, unless `last` is False."""
+        """What a silo reports about models."""
         data, (lock,) = self.party.seal(
             Encoded.of(wire.encode(models)), "models", (self.as_reader(node, step),)
         )
-        about = {"results": 1, "clients": len(self.terms.clients), "step": step, "last": True}
+        about = {"results": 1, "step": step}
         members = tuple(self.as_reader(other, 0) for other in self.nodes.files)
         answer, body = self.ask(
             node, "evaluate", data, lock=lock, **{"members": members, **about, **given}
@@ -299,12 +297,10 @@ def test_the_server_reads_one_result_of_a_run(tmp_path: Path) -> None:
     nodes, _ = finished(tmp_path, absent="skip")
     attacker = Attacker(nodes, terms_in(nodes))
     third, absent = attacker.as_reader(102, 2), ((1, "client-1"),)
-    answer, sealed = attacker.ask(
-        100, "value", key="0-0-train", eager=True, readers=(third,), absent=absent
-    )
+    answer, sealed = attacker.ask(100, "value", key="0-0-train", readers=(third,), absent=absent)
     part = ParcelPart("client-0", "0-0-train", len(sealed), answer.locks[0])
     given: dict[str, Any] = {"parts": (part,), "absent": absent, "readers": (attacker.reader(),)}
-    ask = Ask("task", attacker.terms.text(), **known(step=2, task="train", eager=True, **given))
+    ask = Ask("task", attacker.terms.text(), **known(step=2, task="train", **given))
     args = Encoded.of(wire.encode((Ref("client-0", "0-0-train"),)))
     data, (lock,) = attacker.party.seal(args, arguments_key(ask), (third,))
     full = pack(replace(ask, length=len(data), lock=lock), (data, sealed))
@@ -495,16 +491,14 @@ def test_a_plan_names_the_steps_after_which_models_are_measured(tmp_path: Path) 
         model = layers({})
         model = model.with_params(model.params + number)
         with pytest.raises(UserError, match=r"measures models after step 3, not after step [012]"):
-            attacker.measure(100, [model], step=number % 3, last=False)
-    with pytest.raises(UserError, match="measures models after step 3, not after step 3"):
-        attacker.measure(100, [layers({})], step=3, last=False)
+            attacker.measure(100, [model], step=number % 3)
     two = tuple(attacker.as_reader(node, 0) for node in (100, 101))
     with pytest.raises(UserError, match="measures models over all of them"):
         attacker.measure(100, [layers({})], step=3, members=two)
     recipe = replace(attacker.terms.recipe, evaluate_every=2)
     seldom = Attacker(nodes, replace(attacker.terms, recipe=recipe, run="a" * 16))
     assert seldom.terms.measured_steps == (2, 3)
-    assert seldom.measure(100, [layers({})], step=2, last=False).masked is not None
+    assert seldom.measure(100, [layers({})], step=2).masked is not None
 
 
 def signed_hop(hop: custody.Entry, key: Path, **changes: Any) -> str:
@@ -842,7 +836,6 @@ def test_the_coordinator_of_a_chain_gets_no_sums(method: Method, tmp_path: Path)
                 100 + NAMES.index(request.client),
                 "value",
                 key=key,
-                eager=True,
                 readers=(attacker.reader(),),
             )
             assert re.search("the server reads only the result|is not here|is gone", answer.error)

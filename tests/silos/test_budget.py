@@ -63,25 +63,25 @@ def test_training_is_written_down_before_it_begins(
         patched.setattr("ekiden.core.engine.client.fitting.fit", died)
         assert said(file, task(PRIVATE)) == "died"
     assert len(lines(file)) == 1
-    first = given(file, task(PRIVATE, eager=True))  # as before it died
+    first = given(file, task(PRIVATE))  # as before it died
     assert len(lines(file)) == 1
-    assert torch.equal(given(file, task(PRIVATE, eager=True)).params, first.params)
+    assert torch.equal(given(file, task(PRIVATE)).params, first.params)
     for name in (FILE, f"runs/{PRIVATE.run}/noise.key"):
         assert (file.folder / name).stat().st_mode & 0o777 == 0o600
 
 
 def test_an_outcome_that_was_lost_is_made_again_with_the_same_noise(file: SiloFile) -> None:
-    first = given(file, task(PRIVATE, eager=True))
+    first = given(file, task(PRIVATE))
     for path in file.folder.rglob("outcome-*"):
         path.unlink()
-    assert torch.equal(given(file, task(PRIVATE, eager=True)).params, first.params)
+    assert torch.equal(given(file, task(PRIVATE)).params, first.params)
     assert len(lines(file)) == 1
 
 
 def test_a_coordinator_who_knows_the_seed_does_not_know_the_noise(
     file: SiloFile, tmp_path: Path
 ) -> None:
-    told = given(file, task(PRIVATE, eager=True))
+    told = given(file, task(PRIVATE))
     dataset, client = mine("client-0")
     setup = PRIVATE.setup(replace(dataset, mean=PRIVATE.mean, std=PRIVATE.std), file.hardware)
     worker = Worker(setup, {client.name: client})
@@ -92,7 +92,7 @@ def test_a_coordinator_who_knows_the_seed_does_not_know_the_noise(
     again = worker.execute(Job(0, 0, client.name, "train", (model(PRIVATE),)))
     assert torch.equal(guess.value.params, again.value.params)  # a simulation repeats
     elsewhere = silo_file(tmp_path / "elsewhere", "client-0")
-    assert not torch.equal(given(elsewhere, task(PRIVATE, eager=True)).params, told.params)
+    assert not torch.equal(given(elsewhere, task(PRIVATE)).params, told.params)
 
 
 def test_the_same_noise_never_hides_two_models(file: SiloFile) -> None:

@@ -301,7 +301,7 @@ class Coordinator(Attacker):
     """Asks for the sums of features that it made."""
 
     def sums(self, node: int, call: int, settled: tuple[Tensor, ...]) -> Sums:
-        ask = Ask("task", self.terms.text(), step=0, call=call, task="measure", eager=True)
+        ask = Ask("task", self.terms.text(), step=0, call=call, task="measure")
         ask = replace(ask, readers=(self.reader(),))
         data, (lock,) = self.party.seal(
             Encoded.of(wire.encode((INITIAL, settled, None))),
@@ -533,9 +533,7 @@ def test_a_coordinator_that_scales_images_otherwise_gets_no_sums(
     method = FedGram(width=130, dictionary="seed", min_active=10)
     agreed = replace(TERMS, recipe=replace(TERMS.recipe, method=method), mean=(mean,), std=(std,))
     arguments = wire.encode((INITIAL, None))
-    asked = pack(
-        Ask("task", agreed.text(), task="add", length=len(arguments), eager=True), (arguments, b"")
-    )
+    asked = pack(Ask("task", agreed.text(), task="add", length=len(arguments)), (arguments, b""))
     assert (
         "client-1 scales its samples by ((0.0,), (1.0,)), the run by"
         in unpack(Silo(file).answer(asked), Answer)[0].error

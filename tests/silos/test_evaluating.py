@@ -424,7 +424,7 @@ class Oracle:
         agreed = replace(self.terms, run=secrets.token_hex(8), measures=digest)
         body = wire.encode([made])
         members = (member_of(self.file, agreed.run),)
-        ask = Ask("evaluate", agreed.text(), results=1, clients=1, last=True, members=members)
+        ask = Ask("evaluate", agreed.text(), results=1, members=members)
         asked = seal_for(self.file, pack(ask, (body,)))
         answer, rest = unpack(Silo(self.file, mine(NAMES[0])).answer(asked), Answer)
         if answer.error:

@@ -40,6 +40,7 @@ def asked(folder: Path, **about: Any) -> Measurement:
         skips=True,
         method="fedseq",
         measured_steps=(3,),
+        ends_with=lambda step: step == 3,
     )
     run: Any = SimpleNamespace(
         terms=terms,
@@ -49,7 +50,7 @@ def asked(folder: Path, **about: Any) -> Measurement:
         plan_without=lambda absent: SimpleNamespace(models=[INITIAL]),
         admission=SimpleNamespace(folder=folder),
     )
-    ask = Ask("evaluate", step=3, results=1, clients=2, records=("",), last=True)
+    ask = Ask("evaluate", step=3, results=1, records=("",))
     return Measurement(run, ask, [MODEL])
 
 

@@ -228,7 +228,7 @@ def test_a_run_has_the_silos_own_frozen_values_or_none(tmp_path: Path) -> None:
 def assert_tells_its_name_only(body: Any) -> None:
     """A silo that refuses proves who it is, and says nothing of its data or keys."""
     hello: Hello = wire.decode(body, Hello)
-    assert hello == Hello(hello.name, hello.version, signature=hello.signature)
+    assert hello == Hello(hello.version, signature=hello.signature)
 
 
 def test_a_network_of_the_silos_own_does_not_come_out(tmp_path: Path) -> None:

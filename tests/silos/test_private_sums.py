@@ -146,7 +146,7 @@ def test_a_mean_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 def add(agreed: Any, before: Handoff | None = None, **more: Any) -> bytes:
     arguments = wire.encode((INITIAL, before))
-    ask = Ask("task", agreed.text(), task="add", length=len(arguments), eager=True, **more)
+    ask = Ask("task", agreed.text(), task="add", length=len(arguments), **more)
     return pack(ask, (arguments, b""))
 
 

@@ -385,7 +385,7 @@ def test_a_silo_shows_another_one_only_what_the_method_gives_it(tmp_path: Path) 
     nodes, _, ((first, one, _), (_, two, _), _) = asked_until_the_last(tmp_path)
     (second,), (third,) = one.readers, two.readers
     assert (second.name, second.step, third.name, third.step) == ("client-1", 1, "client-2", 2)
-    value = Ask("value", one.agreement, key="0-0-train", eager=True)
+    value = Ask("value", one.agreement, key="0-0-train")
     assert said_by(nodes, first, replace(value, readers=(second,))) == ""
     for reader, step in ((third, 3), (replace(second, step=2), 3), (replace(third, step=1), 2)):
         refused = f"in fedseq {reader.name} does not use '0-0-train' in step {step}: client-0 does not show it"
@@ -408,7 +408,7 @@ def test_silos_that_seal_refuse_what_the_method_does_not_ask_for(tmp_path: Path)
     said = partial(said_by, nodes)
     (server,) = three.readers
     assert server.name == SERVER
-    value = Ask("value", one.agreement, key="0-0-train", eager=True)
+    value = Ask("value", one.agreement, key="0-0-train")
     assert "the server reads only the result, not '0-0-train'" in said(
         first, replace(value, readers=(server,))
     )

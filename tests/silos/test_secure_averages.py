@@ -141,7 +141,7 @@ def test_a_sum_is_formed_again_without_a_silo_that_drops_out(
     asks = [unpack(data, Ask)[0] for node, data in nodes.log if node == 100]
     lists = [len(ask.members) for ask in asks if (ask.kind, ask.task) == ("task", "add")]
     assert lists == [3, 3, 2, 3], "the second sum was formed twice"
-    assert not any(ask.eager for ask in asks if ask.task == "add"), (
+    assert not any(ask.readers for ask in asks if ask.task == "add"), (
         "no part leaves before all silos have one"
     )
     assert verify(tmp_path / "run", public).wrong == ()

@@ -286,8 +286,8 @@ def test_models_that_do_not_fit_are_refused(file: SiloFile) -> None:
     assert nothing_done(file)
     body = wire.encode([good.with_params(short)])
     members = tuple(Reader(name, 0, "") for name in TERMS.clients)
-    about: dict[str, Any] = {"step": 2, "clients": 2, "members": members, "results": 1}
-    ask = Ask("evaluate", TERMS.text(), last=True, **about)
+    about: dict[str, Any] = {"step": 2, "members": members, "results": 1}
+    ask = Ask("evaluate", TERMS.text(), **about)
     assert "another shape" in said(file, pack(ask, (body,)))
 
 
@@ -318,7 +318,7 @@ def test_another_request_at_the_same_place_is_done_anew(file: SiloFile) -> None:
     discarded."""
     assert said(file, task()) == ""
     assert said(file, task(call=1)) == ""
-    ask = pack(Ask("value", TERMS.text(), key="0-0-train", eager=True))
+    ask = pack(Ask("value", TERMS.text(), key="0-0-train"))
     first = Silo(file).answer(ask)
     other = model().with_params(model().params * 2)
     assert said(file, task(model=other)) == ""
@@ -409,19 +409,18 @@ def test_a_result_is_of_as_many_clients_as_the_terms_say(tmp_path: Path) -> None
     file = silo_file(tmp_path, "client-0", "[limits]\nmodel_bytes = 600000\nmin_clients = 1\n")
     body = wire.encode([model()])
 
-    def evaluate(named: int, asked: int) -> str:
+    def evaluate(named: int) -> str:
         names = tuple(f"client-{i}" for i in range(named))
         for name in names:
             (tmp_path / "peers" / f"{name}.pub").write_text(public_key(name))
         agreed = terms(Ensemble(epochs=1), clients=names, run=f"{named:016x}")
-        about: dict[str, Any] = {"clients": asked, "results": int(named > 1), "step": 1}
+        about: dict[str, Any] = {"results": int(named > 1), "step": 1}
         about["members"] = (member_of(file, agreed.run),) if named == 1 else ()
-        ask = Ask("evaluate", agreed.text(), last=True, **about)
+        ask = Ask("evaluate", agreed.text(), **about)
         return said(file, pack(ask, (body,)))
 
-    assert "a result of 1000 clients in a run of 1: refused" in evaluate(1, 1000)
-    assert "a result of 90 clients may be larger than client-0 takes" in evaluate(90, 90)
-    assert evaluate(1, 1) == ""
+    assert "a result of 90 clients may be larger than client-0 takes" in evaluate(90)
+    assert evaluate(1) == ""
 
 
 def test_a_run_of_another_commit_is_refused() -> None:

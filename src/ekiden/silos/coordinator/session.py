@@ -649,9 +649,9 @@ def evaluate(
     agreed, model = terms_for(before, asked, clients, public_keys)
     patience = Patience(seconds, poll, "stop")
     roll = Roll(nodes, tuple(clients), public_keys, patience, say, agreed.data)
-    roll.gather(all_of_them=True)
+    roll.gather()
     roll.introduce(agreed.text())
-    roll.gather(all_of_them=True)
+    roll.gather()
     setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
     torch.set_num_threads(1)
     signed: list[str] = []

@@ -52,13 +52,11 @@ def check_tally(
     results: int,
     digests: tuple[str, ...],
     body: bytes,
-    *,
-    last: bool,
 ) -> None:
     """Refuse what is not a silo's account of what it measured, for the chain of custody."""
     found = custody.opened(line, agreed.silos)
     place = (agreed.run, agreed.digest, client, step, found.data)
-    if found != Tally(*place, results, digests, last, custody.text_of(body)):
+    if found != Tally(*place, results, digests, custody.text_of(body)):
         raise UserError(
             f"silo {client} gives no account of what it measured that its key signed: refused"
         )
@@ -188,9 +186,7 @@ class Remote(Transport):
         readers = self._readers(
             result, server=request.task in self._read_by_server and not together
         )
-        ask = replace(
-            ask, length=len(arguments), lock=locks[0], eager=bool(readers), readers=readers
-        )
+        ask = replace(ask, length=len(arguments), lock=locks[0], readers=readers)
         self._running[result] = self._courier.send(
             request.client, ask, (arguments, *(v for _, v in values))
         )
@@ -304,8 +300,6 @@ class Remote(Transport):
         models: Sequence[Weights],
         results: int,
         told: Exact,
-        *,
-        last: bool,
     ) -> tuple[SiloReport | None, dict[str, SiloReport]]:
         """Return what silos report about models on their test samples: the sum, and what some show
         of themselves.
@@ -328,14 +322,14 @@ class Remote(Transport):
         messages: dict[str, Message] = {}
         for client, lock in zip(readers, locks, strict=True):
             changes = {"step": self._step, "lock": lock, "records": self._vouched()}
-            about = {"results": results, "clients": len(clients), "members": members, "last": last}
+            about = {"results": results, "members": members}
             messages[client] = self._courier.send(
                 client, self._ask("evaluate", client, **about, **changes), (data,)
             )
         digests = tuple(custody.digest(wire.chunks(model)) for model in models)
         found = {}
         for client, message in messages.items():
-            reported = self._reported(message, len(models), results, digests, told, last=last)
+            reported = self._reported(message, len(models), results, digests, told)
             if reported is not None:
                 found[client] = reported
         shown = {client: one.shown for client, one in found.items() if one.shown is not None}
@@ -348,8 +342,6 @@ class Remote(Transport):
         results: int,
         digests: tuple[str, ...],
         told: Exact,
-        *,
-        last: bool,
     ) -> Reported | None:
         try:
             answer, body = self._courier.wait(message)
@@ -360,7 +352,7 @@ class Remote(Transport):
         client = message.client
         found = report_in(body, client, rows(self._agreed, models), told)
         given = (self._step, results, digests, bytes(body))
-        check_tally(self._agreed, client, answer.record, *given, last=last)
+        check_tally(self._agreed, client, answer.record, *given)
         self._note(answer.record)
         return found
 
@@ -434,7 +426,7 @@ class Remote(Transport):
         if ref in self._asked:
             self._receive(ref)
         if not readers or any(self._slot(ref, r.name, r.step) not in self._values for r in readers):
-            ask = self._ask("value", ref.owner, key=ref.key, readers=readers, eager=bool(readers))
+            ask = self._ask("value", ref.owner, key=ref.key, readers=readers)
             self._asked[ref] = self._courier.send(ref.owner, ask)
 
     def _fetch(self, ref: Ref[Any], reader: Reader) -> tuple[Lock, memoryview]:
@@ -538,7 +530,7 @@ class SiloTests:
         if not models or not agreed.measured_steps:
             return {}
         told = telling(agreed, len(models), last=last)
-        total, shown = self._remote.evaluate(agreed.clients, models, len(shared), told, last=last)
+        total, shown = self._remote.evaluate(agreed.clients, models, len(shared), told)
         row = row_of(total, shown, agreed, len(shared), told, last=last) if total else {}
         if row and personal:
             row["consensus"] = consensus(personal)

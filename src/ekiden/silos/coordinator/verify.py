@@ -204,7 +204,7 @@ def _incomplete(
     for tally in tallies.values():
         first = next(iter(tallies.values()))
         about = tally.models, tally.results
-        if (*about, tally.last) != (first.models, first.results, first.last):
+        if about != (first.models, first.results):
             yield f"{tally.client} did not measure the models that {first.client} measured after step {step}"
         elif result is not None and about != (result.digests, result.results):
             yield f"the models in the folder are not those that {tally.client} measured after step {step}"
@@ -234,7 +234,8 @@ def _measured(
     if not tallies:
         return {}
     first = next(iter(tallies.values()))
-    told = telling(terms, len(first.models), last=first.last)
+    last = terms.ends_with(first.step)
+    told = telling(terms, len(first.models), last=last)
     number = rows_of(terms, len(first.models))
     reports = {name: _report(tallies[name]) for name in terms.clients if name in tallies}
     shown = {name: one.shown for name, one in reports.items() if one.shown is not None}
@@ -242,7 +243,7 @@ def _measured(
     total = total_of(reports, members)
     if total is None or not all(fits(one, told, number) for one in (total, *shown.values())):
         raise UserError("the reports of the silos give no sum")
-    found = row_of(total, shown, terms, first.results, told, last=first.last)
+    found = row_of(total, shown, terms, first.results, told, last=last)
     if not found:
         return {}
     figures = {name: row[name] for name in MODELS_ONLY if name in row}

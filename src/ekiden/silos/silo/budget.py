@@ -113,8 +113,7 @@ def check_measured(file: SiloFile, terms: Agreement) -> MeasuredLine | None:
     before = _measured(file, terms.data)
     if any(one.run == terms.run for one in before):
         return None
-    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    line = MeasuredLine(now, terms.run, terms.data, noise_for(dp.epsilon, dp.delta, 1.0, 1))
+    line = MeasuredLine(_now(), terms.run, terms.data, noise_for(dp.epsilon, dp.delta, 1.0, 1))
     found = _told(file, (*before, line))
     if found > limits.evaluation_epsilon * _SLACK:
         raise UserError(
@@ -206,7 +205,8 @@ class LedgerKeeper:
                 )
             _check_runs(self.file, self.terms.run, dp, lines)
             if note:
-                _append(ledger, _line(self.terms.run, dp, mark, spent))
+                about = (_now(), self.terms.run, dp.epsilon, dp.delta, mark)
+                _append(ledger, LedgerLine(*about, **asdict(spent)))
         return key
 
 
@@ -220,10 +220,8 @@ def _by_run(lines: Iterable[LedgerLine]) -> Collection[LedgerLine]:
     return {line.run: line for line in sorted(lines, key=lambda line: line.epsilon)}.values()
 
 
-def _line(run: str, dp: DP, mark: str, spent: Spent) -> LedgerLine:
-    return LedgerLine(
-        f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", run, dp.epsilon, dp.delta, mark, **asdict(spent)
-    )
+def _now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _check_runs(file: SiloFile, run: str, dp: DP, lines: Sequence[LedgerLine]) -> None:

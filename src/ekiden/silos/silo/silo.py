@@ -133,7 +133,6 @@ class Silo:
         dataset, client = self._held()
         file = self._file
         hello = Hello(
-            file.name,
             code_version(),
             dataset.name if not file.data.path else Path(file.data.path).stem,
             dataset.shape,
@@ -166,7 +165,7 @@ class Silo:
         if ask.kind == HELLO:
             # a silo that proves its name is believed at once
             with suppress(UserError):
-                return self._greeting(ask, Hello(self._file.name, code_version()), reason)
+                return self._greeting(ask, Hello(code_version()), reason)
         return pack(Answer(self._file.name, error=reason))
 
     def _greeting(self, ask: Ask, hello: Hello, error: str = "") -> bytes:

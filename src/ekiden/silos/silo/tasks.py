@@ -170,7 +170,7 @@ class SiloTasks:
     def show(self, ask: Ask) -> bytes:
         """Return a value that a task returned here."""
         done, value = self._value(ask.key)
-        return self._give(ask, ask.key, done, value if ask.eager else None)
+        return self._give(ask, ask.key, done, value)
 
     def _refuse(self, ask: Ask) -> None:
         """Refuse what no run asks for, before anything is opened."""
@@ -348,15 +348,13 @@ class SiloTasks:
         """Return how a task ended, with its value if it is asked for now."""
         state = text_of(self.shelf.last((ask.step, ask.call + 1)))
         key = f"{ask.step}-{ask.call}-{ask.task}"
-        return self._give(ask, key, done, value if ask.eager else None, state)
+        return self._give(ask, key, done, value, state)
 
-    def _give(
-        self, ask: Ask, key: str, done: Done, value: Encoded | None, state: str = ""
-    ) -> bytes:
+    def _give(self, ask: Ask, key: str, done: Done, value: Encoded, state: str = "") -> bytes:
         """Return how a task ended, with its value sealed for its readers."""
         run, work = self.run, (done.size, done.forward, done.backward)
         answer = Answer(run.file.name, "", *work, record=done.record, state=state)
-        if value is None:
+        if not ask.readers:
             return pack(answer)
         plan = run.plan_without(ask.absent)
         policy.check_readers(run.file, run.terms, run.plan, plan, key, ask.readers)
@@ -364,8 +362,7 @@ class SiloTasks:
             run.admission.show(key, value.digest)
         name = value_key(key, ask.absent if plan else ())
         data, locks = run.sealer.seal(value, name, ask.readers)
-        if ask.readers:
-            run.note(f": value {key} sealed for {', '.join(one.name for one in ask.readers)}")
+        run.note(f": value {key} sealed for {', '.join(one.name for one in ask.readers)}")
         return pack(replace(answer, locks=locks), (data,))
 
 

@@ -233,6 +233,10 @@ class Agreement:
             return (0,)
         return tuple(sorted({*range(every, total, every), total}))
 
+    def ends_with(self, step: int) -> bool:
+        """Return whether the models that silos measure after a step are those of the run's end."""
+        return self.measured_steps[-1:] == (step,)
+
     def check_noise(self) -> None:
         """Refuse noise that more silos would share than take part."""
         for dp in (DP.parse(self.recipe.dp), self.measured_dp):
@@ -310,18 +314,14 @@ def parse(text: str, own: Callable[[str], str] = no_code) -> Agreement:
     agreement.check_noise()
     if agreement.measures and not agreement.measured_steps:
         raise UserError("--evaluate-dp=none is for runs that train: give epsilon=2,delta=1e-5")
-    if agreement.validation and not agreement.measures:
-        raise UserError(
-            "the terms of the run cannot be read: it trains, so its model is measured on test "
-            "samples"
-        )
     if agreement.subgroups:
         check_task(agreement.labels)
-        if not agreement.measures or agreement.validation:
-            raise UserError(
-                "the terms of the run cannot be read: subgroups are for finished models and test "
-                "samples"
-            )
+    more = [agreement.validation, bool(agreement.by)]
+    if sum(more) > bool(agreement.measures):
+        raise UserError(
+            "the terms of the run cannot be read: validation samples and subgroups are for finished "
+            "models, one of them at a time"
+        )
     clients, keys = agreement.clients, agreement.keys
     named = len(set(clients)) == len(clients)
     if not (named and len(keys) == len(clients) and RUN.fullmatch(agreement.run)):

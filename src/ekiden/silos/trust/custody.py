@@ -119,8 +119,6 @@ class Tally(Entry):
     results: int
     # digest of each model
     models: tuple[str, ...]
-    # whether the run ends with these models
-    last: bool
     # what the silo reported, as it left the silo, in base64; see `report.Reported`
     report: str
 
@@ -129,7 +127,7 @@ class Tally(Entry):
 
 
 # The names have the version of the entries: another version is another kind.
-_KINDS: dict[str, type[Entry]] = {"hop.v4": Hop, "tally.v4": Tally}
+_KINDS: dict[str, type[Entry]] = {"hop.v4": Hop, "tally.v5": Tally}
 
 
 def signed(entry: Entry, sign: Sign) -> str:

@@ -80,21 +80,15 @@ class Ask:
     length: int = 0
     # lock of the arguments, or of the models to measure
     lock: Lock | None = None
-    # send the value with the answer
-    eager: bool = False
-    # parties for which to seal the value
+    # parties for which to seal the value, which then comes with the answer
     readers: tuple[Reader, ...] = ()
     # all silos that give a part to the sum to which the task adds this silo's, with their keys
     members: tuple[Reader, ...] = ()
     # number of models to measure that are the run's result, not a client's own; they come first
     results: int = 0
-    # number of clients of the run, on which the network of a result may depend
-    clients: int = 0
     # records of the chain of custody, one for each model to measure: its owner signs that it is the
     # run's result
     records: tuple[str, ...] = ()
-    # whether the models to measure are those with which the run ends
-    last: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,8 +120,6 @@ class Answer:
 class Hello:
     """How a silo introduces itself."""
 
-    # from its `silo.toml`
-    name: str
     # version of Ekiden with a digest of its source, see `code_version`
     version: str
     # What follows is empty if it does not take part.
