@@ -1,6 +1,7 @@
 """What `tests.pages` does with a page."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,10 @@ def test_a_mistake_in_python_has_the_line_of_the_page(page: Path, command: Comma
 def test_no_page_has_a_fence_that_is_left_open() -> None:
     for page in (README, *DOCS.rglob("*.md")):
         assert page.read_text(encoding="utf-8").count("```") % 2 == 0, page
+
+
+def test_what_follows_a_table_is_not_taken_for_a_row() -> None:
+    for page in (README, *DOCS.rglob("*.md")):
+        lines = [*page.read_text(encoding="utf-8").splitlines(), ""]
+        for row, after in pairwise(line.strip() for line in lines):
+            assert not row.startswith("|") or after[:1] in ("", "|"), f"{page}: {after}"

@@ -1,9 +1,11 @@
 """What the site makes from the code and the records."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from statistics import mean, stdev
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,6 +140,17 @@ def test_tables_of_tasks_and_of_everything_are_made_from_the_code(hooks: Any) ->
     pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
     for mark in ("CATALOGUE", "METRICS", "TASKS", "LEADERBOARD", "CONTRACT", "JSON"):
         assert sum(f"\n{mark}\n" in page for page in pages) == 1, mark
+
+
+def test_a_search_leaves_out_the_words_that_the_index_leaves_out(hooks: Any) -> None:
+    material = pytest.importorskip("material")
+    theme = SimpleNamespace(dirs=[str(Path(material.__file__).parent / "templates")])
+    made = hooks.stop_words(SimpleNamespace(theme=theme))
+    words = json.loads(made.removeprefix("const stopWords = new Set(").removesuffix(");\n"))
+    assert {"a", "to", "what", "when", "does"} <= set(words)
+    assert not {"silo", "client", "see", "away"} & set(words)
+    scripts = [f"assets/{name}.js" for name in ("stop-words", "search")]
+    assert ", ".join(scripts) in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
 def test_a_method_lists_its_hyperparameters_in_words(hooks: Any) -> None:
