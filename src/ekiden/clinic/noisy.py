@@ -211,7 +211,7 @@ class Noisy(Exact):
         return found | {"scores": torch.stack([_binned(*column) for column in columns])}
 
     def _of_places(self, s: Scores) -> dict[str, Tensor]:
-        """Return the counts of places, as shares of a sample that has as many as `places`."""
+        """Return the counts of places, as shares of a sample with at most `places` of them."""
         k = self.counting.outputs
         units = self.counting.task.units(s.y)
         assert units is not None

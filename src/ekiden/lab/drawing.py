@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ekiden.core.base.errors import counted
 from ekiden.core.engine.folder import read_ledger, read_lines
+from ekiden.core.tasks import Metric
 from ekiden.runs.clock import Devices, Timed
 from ekiden.runs.summary import (
     Summary,
@@ -34,7 +35,6 @@ from ekiden.runs.summary import (
     spread,
     summarise,
     sums,
-    value_of,
 )
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ def shown(folder: Path, devices: Devices | None = None) -> list[str | RichTable]
     return [part for part in parts if part]
 
 
-def as_text(parts: Iterable[str | RichTable], width: int = 160) -> str:
+def as_text(parts: Iterable[str | RichTable]) -> str:
     """Return texts and tables as plain text."""
-    console = Console(file=StringIO(), width=width, markup=False, emoji=False, highlight=False)
+    console = Console(file=StringIO(), width=160, markup=False, emoji=False, highlight=False)
     for part in parts:
         if isinstance(part, RichTable):
             part.box, part.pad_edge = None, False
@@ -227,7 +227,8 @@ def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> 
             continue
         alone = sum(other["data"] == row["data"] for other in rows) == 1
         leads = not alone and row["mean"] == best[row["data"], row["metric"]]
-        value = Text(_result(done, alone=len(metrics) == 1), style="bold" if leads else "")
+        text = _result(row["values"], metrics[row["metric"]], alone=len(metrics) == 1)
+        value = Text(text, style="bold" if leads else "")
         cells: dict[str, str | Text] = {
             "seeds": str(len(done)),
             f"{named}{unit}": value,
@@ -254,12 +255,10 @@ def _worth(row: Mapping[str, Any]) -> float:
     return -float(row["mean"])
 
 
-def _result(done: Sequence[Summary], *, alone: bool) -> str:
-    """Return the headline metric of finished runs, with its name if other rows of the table have
-    another metric.
+def _result(values: Sequence[float], metric: Metric, *, alone: bool) -> str:
+    """Return a metric of finished runs, with its name if other rows of the table have another
+    metric.
     """
-    values = [value for s in done if (value := value_of(s, headline(s).name)) is not None]
-    metric = headline(done[0])
     text = spread([metric.scale * value for value in values], metric)
     if alone or not text:
         return text

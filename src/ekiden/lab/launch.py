@@ -108,15 +108,15 @@ _NOT_STARTED = (
 )
 
 
-def launch(jobs: Sequence[LaunchedRun], console: Console, cores: int | None = None) -> list[RunEnd]:
+def launch(jobs: Sequence[LaunchedRun], console: Console) -> list[RunEnd]:
     """Execute all runs on all cores, with a bar for each on a terminal, otherwise with plain
     lines.
     """
     if not console.is_terminal:
-        return execute(jobs, Lines(console, jobs), cores)
+        return execute(jobs, Lines(console, jobs))
     board = Board(console, [job.folder.name for job in jobs])
     with board.progress:
-        return execute(jobs, board.report, cores)
+        return execute(jobs, board.report)
 
 
 class Lines:

@@ -433,7 +433,8 @@ class ModelSums(WholeSums):
         """
         if self.weight <= 0:
             raise UserError("the weights of all clients add up to 0: there is nothing to average")
-        params, buffers = ((t.double() / self.weight).float() for t in (self.params, self.buffers))
+        params = (self.params.double() / self.weight).float()
+        buffers = (self.buffers.double() / self.weight).float()
         found = Weights(params, buffers, self.counters // self.clients)
         if found.shapes != like.shapes:
             raise UserError(

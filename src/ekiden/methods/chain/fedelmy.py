@@ -301,7 +301,8 @@ def add_gradient(params: Tensor, other: Tensor, kind: Measure, scale: Tensor, gr
     if kind == "l1":
         add_scaled(grad, (params - other).sign_(), scale)
         return
-    norm, norm_other = (x.norm().double().clamp(min=1e-12) for x in (params, other))
+    norm = params.norm().double().clamp(min=1e-12)
+    norm_other = other.norm().double().clamp(min=1e-12)
     # ∇(1 - cos) = cos·θ/‖θ‖² - m/(‖θ‖‖m‖)
     cosine = params.dot(other).double() / (norm * norm_other)
     add_scaled(grad, params, scale * cosine / norm**2)

@@ -202,7 +202,8 @@ class ClassInputs(NamedTuple):
 
 
 def _weighed(counts: Tensor, a: ClassInputs, b: ClassInputs, sign: int) -> ClassInputs:
-    first, second = (part.means.double() * along(part.counts, part.means) for part in (a, b))
+    first = a.means.double() * along(a.counts, a.means)
+    second = b.means.double() * along(b.counts, b.means)
     means = (first + sign * second) / along(counts.clamp(min=1), a.means)
     return ClassInputs(counts, means.float())
 

@@ -106,7 +106,8 @@ class MeanScatter:
         products = self.sums.T @ weight.T
         spread = weight @ self.rows
         scatter = spread @ spread.T + products.T @ (products / self.counts.clamp(min=1)[:, None])
-        none, one = (torch.full((len(weight),), value, dtype=torch.float64) for value in (0.0, 1.0))
+        none = torch.zeros(len(weight), dtype=torch.float64)
+        one = torch.ones_like(none)
         m = heads.Moments(
             n, none, one, scatter, products.sum(0), products, self.counts, self.counts
         )

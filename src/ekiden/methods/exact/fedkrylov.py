@@ -195,7 +195,8 @@ class FedKrylov(FixedFeatures):
         kept = kept._replace(directions=(*kept.directions, direction))
         client.state = kept
         phi = self._whole(client, model, kept.chosen.settled)
-        u, centre = (t.to(self._precision) for t in (direction, kept.chosen.centre))
+        u = direction.to(self._precision)
+        centre = kept.chosen.centre.to(self._precision)
         sums = self._sent(torch.zeros(width, count, dtype=torch.float64, device=phi.device))
         for block in torch.split(phi, _ROWS):
             x = block.to(u) - centre
@@ -280,9 +281,8 @@ class FedKrylov(FixedFeatures):
         y = self._counted(client, self.summed(client, held_out=True))
         if len(kept.directions) == 1:
             client.work.forward += len(phi)
-        u, centre = (
-            t.to(self._precision) for t in (torch.cat(kept.directions, 1), kept.chosen.centre)
-        )
+        u = torch.cat(kept.directions, 1).to(self._precision)
+        centre = kept.chosen.centre.to(self._precision)
         answers = torch.cat([(x.to(u) - centre) @ u for x in torch.split(phi, _ROWS)]).double()
         if self.exact:
             answers = (answers / answer_step(len(centre))).round()

@@ -611,7 +611,11 @@ def _derivatives(task: Task, output: Tensor, y: Tensor) -> Tensor:
             if task.weights
             else 1.0
         )
-        first, second = (part[:, 1:] * weight if two else part * weight for part in (first, second))
+        first = first * weight
+        second = second * weight
+        if two:
+            first = first[:, 1:]
+            second = second[:, 1:]
     elif isinstance(task, MultiLabel):
         p = torch.stack([torch.zeros_like(output), output], 2).softmax(2)[:, :, 1]
         first = p - y

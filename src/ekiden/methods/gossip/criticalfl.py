@@ -39,7 +39,8 @@ class CriticalPeriods:
         """
         if len(norms) <= self.forced:
             return True
-        now, before = (part[-self.window :] for part in (norms, norms[:-1]))
+        now = norms[-self.window :]
+        before = norms[:-1][-self.window :]
         if not before:
             return False
         last = sum(before) / len(before)

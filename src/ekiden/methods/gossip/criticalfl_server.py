@@ -155,10 +155,9 @@ class CriticalFLServer(Method):
         the actual number.
         """
         most = self.rounds * self.most(clients)
-        return max(
-            self.moved(end, clients, model)
-            for end in (Selection(sent=most), Selection(sent=most, sparse=most))
-        )
+        complete = self.moved(Selection(sent=most), clients, model)
+        sparse = self.moved(Selection(sent=most, sparse=most), clients, model)
+        return max(complete, sparse)
 
     def moved(self, end: Selection, clients: int, model: Size) -> int:
         """M down each time; M up or, in critical rounds, the values, a bit for each parameter and

@@ -280,12 +280,10 @@ class DeepAFL(Method):
     def cost(self, clients: int, model: Size) -> int:
         """8N·((T + 1)·(D(D + 1)/2 + DK) + T·(F(F + 1)/2 + FK)) up, 8N·T·(DK + FK) down."""
         k = model.layout.classes
-        a, b = (numbers(n) + n * k for n in (self.width, self.random_features))
-        return (
-            8
-            * clients
-            * ((self.layers + 1) * a + self.layers * (b + (self.width + self.random_features) * k))
-        )
+        classifiers = (self.layers + 1) * (numbers(self.width) + self.width * k)
+        residuals = self.layers * (numbers(self.random_features) + self.random_features * k)
+        down = self.layers * (self.width + self.random_features) * k
+        return 8 * clients * (classifiers + residuals + down)
 
 
 def sandwiched(squares: Tensor, products: Tensor, w: Tensor, ridge: float) -> Tensor:

@@ -124,7 +124,8 @@ class OTFusion(OneShot):
         if self.alignment == "weights":
             return lambda i, a, b: transport(a, b, self.normalise, *settings)
         fed.work.add(Work(2 * len(probe)))
-        ours, theirs = (activations(fed.network(m), fed.layout, probe) for m in (model, target))
+        ours = activations(fed.network(model), fed.layout, probe)
+        theirs = activations(fed.network(target), fed.layout, probe)
         return lambda i, a, b: transport(ours[i], theirs[i], False, *settings)
 
     def cost(self, clients: int, model: Size) -> int:
@@ -235,7 +236,8 @@ def costs(ours: Tensor, theirs: Tensor, normalise: bool, squared: bool) -> Tenso
     x = ours.double()
     y = theirs.double()
     if normalise:
-        x, y = (F.normalize(v, eps=1e-9) for v in (x, y))
+        x = F.normalize(x, eps=1e-9)
+        y = F.normalize(y, eps=1e-9)
     return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist") ** (2 if squared else 1)
 
 

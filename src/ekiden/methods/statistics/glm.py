@@ -308,10 +308,7 @@ class GLM(TableMethod):
             )
         if self.family == "linear":
             task = cast(Regression, client.task)
-            mean, std = (
-                torch.tensor(part, dtype=torch.float64, device=y.device)
-                for part in (task.mean, task.std)
-            )
+            mean, std = torch.tensor([task.mean, task.std], dtype=torch.float64, device=y.device)
             return (y.double() - mean) / std
         if ((y < 0) | (y != y.round())).any():
             raise UserError(

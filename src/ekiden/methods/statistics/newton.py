@@ -82,8 +82,8 @@ class Derivatives(WholeSums):
 
     def real(self) -> tuple[Tensor, Tensor]:
         """Return the gradient (G, S) and the Hessian (G, S, S), float64 on the CPU."""
-        gradient, packed = (t.cpu().double() / _UNIT for t in (self.gradient, self.hessian))
-        return gradient, symmetric(packed)
+        gradient = self.gradient.cpu().double() / _UNIT
+        return gradient, symmetric(self.hessian.cpu().double() / _UNIT)
 
 
 class Formula(NamedTuple):
@@ -189,7 +189,8 @@ def derivatives(
         hazard = torch.from_numpy(np.stack(counts)).to(x.device)
     # These sums count in the last lap only, in which they are checked.
     if family == "cox":
-        squares, hazard = (part.clamp(max=_FAR) for part in (squares, hazard))
+        squares = squares.clamp(max=_FAR)
+        hazard = hazard.clamp(max=_FAR)
     sums = [part * _UNIT for part in (gradient, upper(hessian), squares, hazard)]
     worth = max(float(likelihood * _UNIT), _WORST)
     if not all(map(_fits, (*sums, likelihood))):
@@ -255,9 +256,14 @@ def _counts(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
     """
     eta = x @ values.T
     mean = eta.exp()
-    hessian = torch.stack([x.T @ (w[:, None] * x) for w in mean.T])
+    hessian = _weighed(x, mean)
     likelihood = (y * eta - mean - torch.xlogy(y, y) + y).sum()
     return _Parts((y - mean).T @ x, hessian, torch.zeros_like(values[:, 0]), likelihood)
+
+
+def _weighed(x: Tensor, weights: Tensor) -> Tensor:
+    """Return Σ w x xᵀ (K, P, P) for each column of weights (n, K)."""
+    return torch.stack([x.T @ (w[:, None] * x) for w in weights.T])
 
 
 def _first_counts(x: Tensor, y: Tensor) -> _Parts:
@@ -268,7 +274,7 @@ def _first_counts(x: Tensor, y: Tensor) -> _Parts:
     likelihood is worse.
     """
     weights = y + _FIRST
-    hessian = torch.stack([x.T @ (w[:, None] * x) for w in weights.T])
+    hessian = _weighed(x, weights)
     gradient = (weights * weights.log() + y - weights).T @ x
     return _Parts(gradient, hessian, torch.zeros_like(gradient[:, 0]), y.new_tensor(_WORST / _UNIT))
 

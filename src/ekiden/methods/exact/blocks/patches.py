@@ -365,9 +365,8 @@ class Patches(nn.Module):
         for count, size in self.sizes:
             depth = channels * size**2
             q = self.filters[start : start + count * depth].view(count, channels, size, size)
-            rows, columns = (
-                self._regions(side - size + 1).to(self.filters) for side in (height, width)
-            )
+            rows = self._regions(height - size + 1).to(q)
+            columns = self._regions(width - size + 1).to(q)
             area = rows.sum(1)[:, None] * columns.sum(1)
             unit = _unit(depth, int(area.max()))
             # No response is larger than this.
@@ -561,7 +560,9 @@ def _folded(pixels: Tensor, size: int) -> tuple[Tensor, Tensor]:
     even = pixels.new_empty(-(-size // 2), *shape)
     odd = pixels.new_empty(size // 2, *shape)
     for j in range(size // 2):
-        left, right = (windows[:, :, :, k : k + columns] for k in (j, size - 1 - j))
+        k = size - 1 - j
+        left = windows[:, :, :, j : j + columns]
+        right = windows[:, :, :, k : k + columns]
         torch.add(left, right, out=even[j])
         torch.sub(left, right, out=odd[j])
     if size % 2:

@@ -329,7 +329,8 @@ def as_made(pool: Tensor, rows: Tensor) -> Tensor:
 
 def softened(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
     """L_KD = T²·KL(softmax(t/T) ‖ softmax(s/T)), mean of the batch."""
-    t, s = ((logits / temperature).log_softmax(1) for logits in (teacher, student))
+    t = (teacher / temperature).log_softmax(1)
+    s = (student / temperature).log_softmax(1)
     return F.kl_div(s, t, reduction="batchmean", log_target=True) * temperature**2
 
 

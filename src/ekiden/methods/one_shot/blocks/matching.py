@@ -211,9 +211,8 @@ def gather(
 ) -> Atoms:
     """Return the atoms of these assignments of clients."""
     size = 1 + max(int(a.max()) for a in assigned.values())
-    total, precision = (
-        (p.repeat(size, 1)) for p in (prior.mean * prior.precision, prior.precision)
-    )
+    total = (prior.mean * prior.precision).repeat(size, 1)
+    precision = prior.precision.repeat(size, 1)
     members = torch.zeros(size, dtype=torch.int64)
     # in one order, so that sums do not depend on who was matched last
     for j in sorted(assigned):
