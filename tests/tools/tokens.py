@@ -20,7 +20,7 @@ BUDGET = {
     "methods": 114_900,
     "readers": 55_900,
     "care": 12_950,
-    "clinic": 22_950,
+    "clinic": 22_900,
     "runs": 32_600,
     "silos": 57_200,
     "lab": 41_000,
