@@ -37,7 +37,7 @@ _MOST = 1e300
 _EPOCH = date(1970, 1, 1)
 
 
-def draft(data: str, silos: Sequence[str], reading: Reading, task: str = "") -> str:
+def draft(data: str, silos: Sequence[str], reading: Reading) -> str:
     """Return a draft of the schema of these data, as TOML for a person to edit.
 
     Ranges are rounded outwards. All that is there is allowed: every table that was read meets its
@@ -47,18 +47,15 @@ def draft(data: str, silos: Sequence[str], reading: Reading, task: str = "") -> 
         data: as in `ekiden.load`, files of your own.
         silos: or as in `ekiden.data.join`.
         reading: what the columns mean.
-        task: as in `ekiden.load`.
     """
     if reading.schema:
         raise UserError(
             "a schema is drafted from data that are read without one: leave out the schema"
         )
-    return drafted(
-        [hold(path, reading, name) for name, path in _sources(data, silos)], reading, task
-    )
+    return drafted([hold(path, reading, name) for name, path in _sources(data, silos)], reading)
 
 
-def drafted(holdings: Sequence[Holding], reading: Reading, task: str = "") -> str:
+def drafted(holdings: Sequence[Holding], reading: Reading) -> str:
     """Return a draft of the schema of what sources hold."""
     raws = [part for holding in holdings for part in holding.parts]
     first, least = raws[0], reading.min_count
@@ -66,7 +63,7 @@ def drafted(holdings: Sequence[Holding], reading: Reading, task: str = "") -> st
     roles = dict[str, tuple[str, ...]]()
     if first.targets or first.kind in (Images, Table):
         roles["label_column"] = first.targets or ("label",)
-        columns |= _labels(raws, roles["label_column"], task, least)
+        columns |= _labels(raws, roles["label_column"], least)
     if reading.subject_column:
         roles["subject_column"] = (reading.subject_column,)
         columns[reading.subject_column] = _kind("id")
@@ -188,8 +185,8 @@ def _feature(name: str, raws: Sequence[Raw], reading: Reading) -> str:
     return text + _entry("required", str(not any(part.null_count for part in parts)).lower())
 
 
-def _labels(raws: Sequence[Raw], labels: Sequence[str], task: str, least: int) -> dict[str, str]:
-    y, classes, chosen = targets.targets(raws, task)
+def _labels(raws: Sequence[Raw], labels: Sequence[str], least: int) -> dict[str, str]:
+    y, classes, chosen = targets.targets(raws, "")
     if isinstance(chosen, Classification):
         names = Counter(dict.fromkeys(classes, 0))
         names.update(classes[k] for part in y for k in part.tolist())

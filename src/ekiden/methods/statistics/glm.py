@@ -308,8 +308,8 @@ class GLM(TableMethod):
             )
         if self.family == "linear":
             task = cast(Regression, client.task)
-            mean, std = torch.tensor([task.mean, task.std], dtype=torch.float64, device=y.device)
-            return (y.double() - mean) / std
+            scale = torch.tensor([task.mean, task.std], dtype=torch.float64, device=y.device)
+            return (y.double() - scale[0]) / scale[1]
         if ((y < 0) | (y != y.round())).any():
             raise UserError(
                 f"{client.name} has a target that is negative or a fraction, and counts are not: "
