@@ -8,7 +8,8 @@ All have the same data (normal clouds, 20 clients of 200 samples of 64 numbers),
 server averages. Nobody measures models during the run. Each system does a short and a long run in
 processes of its own, and the difference is what its rounds cost, without the start and without
 compiling. CPU seconds are those of all processes of a run together, memory is the largest sum of
-what they hold. A system that is not installed is left out, with its name.
+what they hold. A system that is not installed is left out, with its name. Plain JAX and plain
+PyTorch are loops without a framework.
 """
 
 import argparse
@@ -188,13 +189,81 @@ def with_pfl(rounds: int) -> float:
     return right(network)
 
 
+def with_pytorch(rounds: int) -> float:
+    """Run FedAvg as a bare loop that knows no clients but their rows."""
+    import torch
+
+    torch.set_num_threads(1)
+    x, y, _, _ = (torch.from_numpy(part) for part in samples())
+    network = layers()
+    shared = {name: value.clone() for name, value in network.state_dict().items()}
+    for _ in range(rounds):
+        total = {name: torch.zeros_like(value) for name, value in shared.items()}
+        for own_x, own_y in zip(x, y, strict=True):
+            network.load_state_dict(shared)
+            optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
+            for batch in torch.split(torch.randperm(SAMPLES), BATCH):
+                optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(network(own_x[batch]), own_y[batch])
+                torch.autograd.backward(loss)
+                optimizer.step()
+            for name, value in network.state_dict().items():
+                total[name] += value / CLIENTS
+        shared = total
+    network.load_state_dict(shared)
+    return right(network)
+
+
+def with_jax(rounds: int) -> float:
+    """Run FedAvg in plain JAX: a round is one compiled function, with a scan over the clients."""
+    import jax
+    import jax.numpy as jnp
+
+    x, y, x_test, y_test = samples()
+    first, second = jax.random.split(jax.random.PRNGKey(0))
+    params = [
+        jax.random.normal(first, (FEATURES, HIDDEN)) / FEATURES**0.5,
+        jnp.zeros(HIDDEN),
+        jax.random.normal(second, (HIDDEN, CLASSES)) / HIDDEN**0.5,
+        jnp.zeros(CLASSES),
+    ]
+
+    def logits(params: Any, x: Any) -> Any:
+        hidden = jax.nn.relu(x @ params[0] + params[1])
+        return hidden @ params[2] + params[3]
+
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        logs = jax.nn.log_softmax(logits(params, x))
+        return -jnp.take_along_axis(logs, y[:, None], 1).mean()
+
+    def trained(params: Any, own: Any) -> Any:
+        x, y, key = own
+
+        def step(params: Any, batch: Any) -> Any:
+            grads = jax.grad(loss)(params, x[batch], y[batch])
+            return [p - RATE * g for p, g in zip(params, grads, strict=True)], None
+
+        order = jax.random.permutation(key, SAMPLES).reshape(-1, BATCH)
+        return jax.lax.scan(step, params, order)[0]
+
+    def averaged(params: Any, key: Any) -> Any:
+        clients = (x, y.astype(np.int32), jax.random.split(key, CLIENTS))
+        every = jax.lax.map(lambda own: trained(params, own), clients)
+        return [value.mean(0) for value in every]
+
+    compiled = jax.jit(averaged)
+    for key in jax.random.split(jax.random.PRNGKey(1), rounds):
+        params = compiled(params, key)
+    answers = np.asarray(logits(params, x_test))
+    return float((answers.argmax(1) == y_test).mean())
+
+
 def with_fedjax(rounds: int) -> float:
     """Run FedAvg in FedJAX, on one device of the CPU."""
     import jax
 
-    jax.tree_map = (
-        jax.tree_util.tree_map
-    )  # FedJAX uses the name that newer versions of JAX do not have
+    # FedJAX uses the name that newer versions of JAX do not have
+    jax.tree_map = jax.tree_util.tree_map
     import fedjax
     import haiku
     from fedjax.algorithms import fed_avg
@@ -233,6 +302,8 @@ SYSTEMS: dict[str, tuple[str, Callable[[int], float]]] = {
     "Flower": ("flwr", with_flower),
     "pfl": ("pfl", with_pfl),
     "FedJAX": ("fedjax", with_fedjax),
+    "plain JAX": ("jax", with_jax),
+    "plain PyTorch": ("torch", with_pytorch),
 }
 
 
