@@ -15,6 +15,7 @@ import pytest
 
 from ekiden.core.base import files
 from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import verified
 from ekiden.core.engine import wire
 from ekiden.core.engine.folder import Marks
 from ekiden.core.engine.method import Method
@@ -93,7 +94,8 @@ def test_a_hand_off_that_a_silo_lost_is_made_again(how: str, tmp_path: Path) -> 
     assert_equal(far(FEDSEQ, nodes, tmp_path / "run", public), here(FEDSEQ))
     assert "step 2: train done again" in notes(nodes, 101)
     one, two = (
-        custody.parse(unpack(data[72:], Done)[0].record) for data in (before, file.read_bytes())
+        custody.parse(unpack(verified(data), Done)[0].record)
+        for data in (before, file.read_bytes())
     )
     assert one == two
     lines = (tmp_path / "run" / "custody.jsonl").read_text().splitlines()

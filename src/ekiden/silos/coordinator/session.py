@@ -23,7 +23,6 @@ from ekiden.clinic.subgroups import check_task, divisions
 from ekiden.core import models
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import write
-from ekiden.core.base.settings import Hardware
 from ekiden.core.data.augment import Augment
 from ekiden.core.engine import wire
 from ekiden.core.engine.drive import Row, outline, told
@@ -38,7 +37,7 @@ from ekiden.core.engine.folder import (
 )
 from ekiden.core.engine.method import Method, Size, State
 from ekiden.core.engine.run import Run, last
-from ekiden.core.engine.setup import describe_model, initial_weights, read_model
+from ekiden.core.engine.setup import describe_model, read_model
 from ekiden.core.engine.transport import ClientMissing
 from ekiden.core.engine.worker import Setup
 from ekiden.core.tasks import Classification, balanced, task_of_terms, terms
@@ -459,10 +458,9 @@ def run(
     if isinstance(now := agreed.recipe.method, FixedFeatures) and now != plan.recipe.method:
         say(f"{now.width} features: the smallest silo gives sums of no more")
         plan = replace(plan, recipe=replace(plan.recipe, method=now))
-    setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
-    torch.set_num_threads(
-        setup.hardware.threads
-    )  # so the server computes the same bits on any machine
+    setup = agreed.coordinators_setup()
+    # the server computes the same bits on any machine
+    torch.set_num_threads(1)
     check_reading(plan, agreed, setup)
     plan.recipe.method.check_network(
         Size.of(Network(setup.build()), setup.dataset.shape, setup.dataset.task)
@@ -508,8 +506,7 @@ def _go(
             run_folder.append(custody.FILE, json.loads(record))
 
         courier = Courier(roll, patience, crossed, say)
-        initial = partial(initial_weights, setup)
-        return Remote(courier, setup, agreed, initial, state, note, _void(folder), held, written)
+        return Remote(courier, setup, agreed, state, note, _void(folder), held, written)
 
     def told_of(row: Row) -> None:
         metric = agreed.labels.headline
@@ -652,12 +649,12 @@ def evaluate(
     roll.gather()
     roll.introduce(agreed.text())
     roll.gather()
-    setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
+    setup = agreed.coordinators_setup()
+    # the server computes the same bits on any machine
     torch.set_num_threads(1)
     signed: list[str] = []
     courier = Courier(roll, patience, lambda row: None, say)
-    initial = partial(initial_weights, setup)
-    remote = Remote(courier, setup, agreed, initial, setup.method.start(), signed.append)
+    remote = Remote(courier, setup, agreed, setup.method.start(), signed.append)
     row = SiloTests(remote, agreed)(model, [], last=True)
     if not row:
         raise UserError(
@@ -712,7 +709,7 @@ def terms_for(
     """Return the terms for measuring the model of a run, or other values of its network, and the
     model.
     """
-    setup = before.setup(no_samples(before), Hardware(threads=1))
+    setup = before.coordinators_setup()
     method = setup.method
     if method.changes_network and len(clients) != len(before.clients):
         raise UserError(

@@ -13,6 +13,7 @@ from ekiden.core.engine import wire
 from ekiden.core.engine.drive import Outline, outline
 from ekiden.core.engine.evaluation import consensus
 from ekiden.core.engine.method import INITIAL, State, payload_types
+from ekiden.core.engine.setup import initial_weights
 from ekiden.core.engine.transport import ClientMissing, Request, Transport, live_refs, refs
 from ekiden.core.engine.wire import EVERYONE, SERVER, Encoded, Ref
 from ekiden.core.engine.worker import Setup
@@ -91,7 +92,6 @@ class Remote(Transport):
         courier: Courier,
         setup: Setup,
         agreed: Agreement,
-        initial: Callable[[], Weights],
         state: State,
         note: Callable[[str], None] = lambda record: None,
         void: Mapping[str, Iterable[int]] | None = None,
@@ -104,7 +104,6 @@ class Remote(Transport):
             courier: carries messages.
             setup: what the run agrees on, without samples.
             agreed: the same terms, for the silos.
-            initial: makes the model behind `INITIAL`.
             state: the state to continue from.
             note: stores the records of the chain of custody.
             void: for each client, the steps in which it was missing.
@@ -117,7 +116,7 @@ class Remote(Transport):
         self._build = setup.build
         self._agreed = agreed
         self._terms = agreed.text()
-        self._initial = initial
+        self._initial = partial(initial_weights, setup)
         self._note = note
         self._held = held or {}
         self._written = written or {}

@@ -16,7 +16,6 @@ from torch import nn
 
 from ekiden.core.base.checks import made, plain, reading
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.settings import Hardware
 from ekiden.core.engine import wire
 from ekiden.core.engine.drive import Outline, outline
 from ekiden.core.engine.evaluation import Built, consensus
@@ -32,7 +31,7 @@ from ekiden.silos.coordinator.courier import Absent
 from ekiden.silos.coordinator.session import EVALUATIONS, MODEL, config_of, made_by
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import custody, keys
-from ekiden.silos.trust.agreement import AGREEMENT, Agreement, no_samples
+from ekiden.silos.trust.agreement import AGREEMENT, Agreement
 from ekiden.silos.trust.custody import Entry, Hop, Tally
 from ekiden.silos.trust.report import Reported, fits, row_of, telling, total_of
 from ekiden.silos.trust.report import rows as rows_of
@@ -388,7 +387,7 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
     # a run on one machine
     if not agreed.keys:
         return Verdict((), tuple(_evaluations(folder, agreed, trusted)), (), False)
-    setup = agreed.setup(no_samples(agreed), Hardware(threads=1))
+    setup = agreed.coordinators_setup()
     state, marks = read(folder / "state.safetensors", tuple[type(setup.method.start()), Marks])  # type: ignore[misc]
     ended = state.step >= setup.method.steps(len(agreed.clients))
     hops, tallies, wrong = _entries(folder, agreed)

@@ -34,15 +34,11 @@ from ekiden.core.base.files import (
 )
 from ekiden.core.engine import wire
 from ekiden.core.engine.wire import Encoded
-from ekiden.silos.trust import custody
 from ekiden.silos.trust.parcel import pack, unpack
 
 Place = tuple[int, int]
 _NAME = re.compile(r"(outcome|private|request)-(\d+)-(\d+)(?:-(\w+))?\.parcel")
 _KEY = re.compile(r"(\d{1,9})-(\d{1,9})-(\w{1,100})")
-# first bytes of an outcome, before the SHA-256 of how the task ended and of the value
-_MARK = b"ekiden\0\3"
-_SUM = 32
 _DAYS_KEPT = 30
 _DAY = 86400
 _DAYS = "days.json"
@@ -156,12 +152,8 @@ class Shelf:
         if made is None:
             return None
         kind, path = self._private_type, self._private(made)
-        try:
+        with _lost_if_damaged(path):
             return wire.assemble(*read_tensors(path), Optional[kind] if kind is not None else None)  # noqa: UP045
-        except FileNotFoundError:
-            raise LostValue(f"{path} is gone") from None
-        except (OSError, Damaged, wire.WireError) as error:
-            raise LostValue(f"{path} is damaged ({error})") from None
 
     def made_at(self, place: Place) -> str:
         """Return the key of the value that the task at this place returned; empty if its request is
@@ -194,9 +186,7 @@ class Shelf:
         request: Sequence[bytes],
     ) -> None:
         """Store an outcome. It counts once its file is there."""
-        head = pack(done)
-        sums = bytes.fromhex(custody.digest([head])), bytes.fromhex(value.digest)
-        write(self._outcome(place, task), [_MARK, *sums, head, value.data])
+        write(self._outcome(place, task), marked([pack(done), value.data]))
         # The file needs no digest: `asked` has the digests of the request and of the value that
         # must come out.
         write(self._request(place, task), [pack(asked), *request], sync=False)
@@ -257,23 +247,20 @@ class Shelf:
                 yield match[1], (int(match[2]), int(match[3])), path
 
     def _load(self, path: Path) -> tuple[Done, Encoded]:
-        try:
-            data = path.read_bytes()
-            if not data.startswith(_MARK):
-                raise Damaged("changed since it was written: it has no digest")
-            content = memoryview(data)[len(_MARK) + 2 * _SUM :]
-            done, rest = unpack(content, Done)
-            found = Encoded.of(bytes(rest))
-            sums = bytes.fromhex(
-                custody.digest([content[: len(content) - len(rest)]]) + found.digest
-            )
-            if sums != data[len(_MARK) : len(_MARK) + 2 * _SUM]:
-                raise Damaged("changed since it was written: its digest differs")
-            return done, found
-        except FileNotFoundError:
-            raise LostValue(f"{path} is gone") from None
-        except (OSError, Damaged, wire.WireError) as error:
-            raise LostValue(f"{path} is damaged ({error})") from None
+        with _lost_if_damaged(path):
+            done, value = unpack(verified(path.read_bytes()), Done)
+            return done, Encoded.of(bytes(value))
+
+
+@contextmanager
+def _lost_if_damaged(path: Path) -> Iterator[None]:
+    """Raise LostValue if a file that is read in the block is gone or damaged."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise LostValue(f"{path} is gone") from None
+    except (OSError, Damaged, wire.WireError) as error:
+        raise LostValue(f"{path} is damaged ({error})") from None
 
 
 def _place(key: str) -> tuple[Place, str]:

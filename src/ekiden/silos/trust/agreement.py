@@ -260,6 +260,10 @@ class Agreement:
         build, dp = self.builder(pretrained), DP.parse(recipe.dp)
         return Setup(recipe.method, build, dataset, recipe.training, hardware, recipe.seed, dp=dp)
 
+    def coordinators_setup(self) -> Setup:
+        """Return what the coordinator needs, who has no samples."""
+        return self.setup(no_samples(self), Hardware(threads=1))
+
     def builder(self, pretrained: Path | None = None) -> Callable[[], nn.Module]:
         """Return a function that makes the initial network of the run, the same at every call.
 
