@@ -264,6 +264,6 @@ def test_a_recalibration_follows_from_counts_of_validation_samples(
     )
     wanted = [float(line.coef_[0, 0]), float(line.intercept_[0])]
     assert row["figures"]["recalibration"]["platt"] == pytest.approx(wanted, abs=0.05)  # of a bin
-    assert "it trains, so its model is measured on test samples" in refused(
+    assert "validation samples and subgroups are for finished models" in refused(
         Attacker(silos, terms_in(silos)), validation=True, measures=""
     )
