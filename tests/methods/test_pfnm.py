@@ -136,7 +136,7 @@ def test_a_class_counts_by_its_samples() -> None:
     assert torch.isfinite(last).all()
 
 
-def test_models_of_different_width_but_not_of_different_shape() -> None:
+def test_models_of_different_width() -> None:
     narrow, wide = (
         nn.Sequential(nn.Linear(4, a), nn.ReLU(), nn.Linear(a, b), nn.ReLU(), nn.Linear(b, 3))
         for a, b in ((3, 9), (7, 2))
@@ -145,12 +145,6 @@ def test_models_of_different_width_but_not_of_different_shape() -> None:
     assert isinstance(result, Elastic)
     assert 7 <= int(result.widths[0]) <= 10
     assert 9 <= int(result.widths[1]) <= 11
-    with pytest.raises(UserError, match="different shape"):
-        merged(PFNM(), [narrow, deep()], EVEN)
-    with pytest.raises(UserError, match="different shape"):
-        merged(
-            PFNM(), [narrow, nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 9), nn.Linear(9, 2))], EVEN
-        )
     layers = [
         [torch.randn(5, 4), torch.randn(3, 5)],
         [torch.full((5, 4), float("nan")), torch.randn(3, 5)],

@@ -19,7 +19,6 @@ from ekiden.authoring import (
     Size,
     State,
     Traits,
-    UserError,
     Weights,
     on_client,
     require,
@@ -152,10 +151,6 @@ class FedMA(MatchingMethod):
         """The layers of the global model, from those of each client (all as matrices) and class
         counts (N, K).
         """
-        if len({len(m) for m in models}) != 1:
-            raise UserError(
-                "models of different shape cannot be matched: use the same network at every client"
-            )
         layers = list[Tensor]()
         rows = [m[0] for m in models]
         for i, form in enumerate(forms[1:]):

@@ -14,7 +14,6 @@ from ekiden.authoring import (
     Positive,
     Size,
     Traits,
-    UserError,
     Weights,
 )
 from ekiden.core.training.network import Elastic, Form, Network, assemble, matrices
@@ -83,10 +82,6 @@ class PFNM(MatchingMethod, OneShot):
             shares: (N, K) of the samples of each class, those of each client.
             generator: draws the orders.
         """
-        if len({(len(m), m[0].shape[1], len(m[-1])) for m in models}) != 1:
-            raise UserError(
-                "models of different shape cannot be matched: use the same network at every client"
-            )
         if len(models) == 1:
             return list(models[0])
         # the layer that reads the units, with its outputs in global order, and their precisions
