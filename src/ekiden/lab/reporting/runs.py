@@ -19,7 +19,7 @@ from ekiden.core.engine.setup import check_same_data
 from ekiden.core.tasks import Metric
 from ekiden.core.training.weights import Weights
 from ekiden.lab.tables import verdicts
-from ekiden.lab.tables.sweep import MARK, OWN, Sweep, opened, refuse_records, runs_in
+from ekiden.lab.tables.sweep import MARK, OWN, Sweep, cell_of, opened, refuse_records, runs_in
 from ekiden.lab.tables.verdicts import CellResult
 from ekiden.methods import known
 from ekiden.readers.columns import Reading
@@ -62,7 +62,7 @@ class Group:
     @property
     def metric(self) -> str:
         """Name of the metric that is compared."""
-        return str(_swept(self.first.config).get("metric", headline(self.first).name))
+        return str(cell_of(self.first.config).get("metric", headline(self.first).name))
 
     @property
     def shown(self) -> Metric:
@@ -200,18 +200,10 @@ def _read(folder: Path) -> Summary:
     run = summarise(folder)
     if not run.finished:
         raise UserError(f"stopped after step {run.last.get('step', 0)}: {going_on(run)}")
-    metrics = ("accuracy", str(_swept(run.config).get("metric", "accuracy")))
+    metrics = ("accuracy", str(cell_of(run.config).get("metric", "accuracy")))
     if any(value_of(run, metric) is None for metric in metrics):
         raise UserError("its test data were not measured")
     return run
-
-
-def _swept(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a sweep noted in a run."""
-    swept = config.get("sweep")
-    if not isinstance(swept, dict):
-        return {}
-    return swept
 
 
 def _alike(config: Mapping[str, Any]) -> str:
@@ -228,7 +220,7 @@ def _alike(config: Mapping[str, Any]) -> str:
         config["recipe"].get("dp"),
         _machine(config),
     ]
-    cell = [_swept(config).get(k) for k in ("experiment", "row", "column")]
+    cell = [cell_of(config).get(k) for k in ("experiment", "row", "column")]
     who = [list(config["clients"]), revised(config)]
     return json.dumps([fields, plan, partition(config), *who, cell], sort_keys=True)
 
@@ -282,12 +274,12 @@ def _name(group: Group, peers: Sequence[Group], columns: set[str]) -> str:
     """Return its label in a sweep's table, or its method with the settings that differ between runs
     of that method.
     """
-    swept = _swept(group.first.config)
+    swept = cell_of(group.first.config)
     labels = [str(swept[k]) for k in ("row", "column") if swept.get(k)]
     if len(labels) == 2:
         if swept.get("experiment") in columns:
             labels.reverse()
-        twins = [_swept(p.first.config) for p in peers if p is not group]
+        twins = [cell_of(p.first.config) for p in peers if p is not group]
         if any(labels[0] in (t.get("row"), t.get("column")) for t in twins):
             return " · ".join(labels)
         return labels[0]

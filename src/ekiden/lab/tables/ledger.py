@@ -8,7 +8,7 @@ from textwrap import fill
 
 from ekiden.core.base.errors import UserError, counted
 from ekiden.lab.tables.experiment import Experiment
-from ekiden.lab.tables.sweep import Sweep, failures
+from ekiden.lab.tables.sweep import Sweep, cell_of, failures
 from ekiden.lab.tables.verdicts import (
     CellResult,
     Contrast,
@@ -164,7 +164,7 @@ def line(result: CellResult, experiment: Experiment) -> list[str]:
 
 def _origins(results: Sequence[CellResult]) -> str:
     """Say how many of the runs were made for other experiments."""
-    sweeps = [run.config.get("sweep", {}) for run in runs_of(results)]
+    sweeps = [cell_of(run.config) for run in runs_of(results)]
     origins = Counter(sweep["of"] for sweep in sweeps if sweep.get("of"))
     return "".join(f", {n} of them from {of}" for of, n in sorted(origins.items()))
 

@@ -56,9 +56,19 @@ def written(run: Summary) -> Plan[Method]:
     """Return the plan of a run, with the data as its experiment file names them: a path there may
     be relative.
     """
-    plan, swept = plan_in(run.config, run.folder), run.config.get("sweep")
-    named = swept.get("data") if isinstance(swept, dict) else None
-    return replace(plan, data=named) if isinstance(named, str) else plan
+    plan = plan_in(run.config, run.folder)
+    named = cell_of(run.config).get("data")
+    if not isinstance(named, str):
+        return plan
+    return replace(plan, data=named)
+
+
+def cell_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the cell that a run was made for, as its sweep noted it; nothing for other runs."""
+    noted = config.get("sweep")
+    if not isinstance(noted, dict):
+        return {}
+    return noted
 
 
 def _differ(found: Plan[Method], wanted: Plan[Method]) -> tuple[str, ...]:
@@ -260,7 +270,7 @@ def _reused(sweep: Sweep, paths: Sequence[Path]) -> dict[str, Summary]:
     reused = {}
     for run in sweep.runs():
         if s := found.get(json.dumps(flat(run.plan), sort_keys=True)):
-            made_for = s.config.get("sweep", {})
+            made_for = cell_of(s.config)
             about = _about(sweep, run)
             about["of"] = str(made_for.get("of") or made_for.get("experiment", ""))
             reused[run.folder.name] = replace(s, config=s.config | {"sweep": about}, recorded=True)
