@@ -157,6 +157,19 @@ def test_flags_may_have_underscores_short_names_and_negative_numbers() -> None:
     assert parse(ExportOptions, ["a", "--", "b"], "ekiden export").paths == (Path("a"), Path("b"))
 
 
+def test_a_flag_that_is_off_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = Plan(Recipe(FedSeq()))
+    with pytest.raises(SystemExit):
+        run_options(plan, ["--help"])
+    text = capsys.readouterr().out
+    assert "  --augment, --no-augment\n" in text
+    assert "  --json  " in text
+    assert "--no-json" not in text
+    assert "(default: False)" not in text
+    read = run_options(plan, ["--json", "--no-json", "--no-augment", "--tune"])
+    assert (read.json, read.plan.recipe.training.augment, read.plan.tune) == (False, False, True)
+
+
 @pytest.mark.parametrize("kind", ["study", "hospital"])
 def test_a_new_project_has_data_settings_a_script_a_test_and_a_readme(
     kind: str, tmp_path: Path, command: Callable[..., tuple[int, str]]

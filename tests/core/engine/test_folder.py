@@ -653,3 +653,16 @@ def test_files_without_a_digest_count_as_damaged(tmp_path: Path) -> None:
     assert FolderJournal(tmp_path).load("k") is None
     with pytest.raises(files.Damaged, match="it has no digest"):
         files.verified(b"3")
+
+
+def test_a_run_that_is_named_without_its_folder_is_suggested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "config.json").touch()
+    for name in ("mine", "runs"):
+        with pytest.raises(UserError, match=r"did you mean runs.mine\?"):
+            read_config(Path(name))
+    with pytest.raises(UserError, match="give the path that the run printed"):
+        read_config(Path("other"))
