@@ -35,7 +35,6 @@ def test_every_test_that_the_page_names_is_there_once() -> None:
 
 
 HELLO = {
-    "name": "its name",
     "version": "the version of Ekiden",
     "dataset": "the name of its data file or folder",
     "shape": "shape",
