@@ -216,7 +216,7 @@ def test_sums_of_classes_and_of_targets_do_not_mix() -> None:
     good, classes = of_targets(x, y), of(x, labels)
     with pytest.raises(
         UserError,
-        match="40 features and 4 classes cannot be combined with sums of 40 features and 2",
+        match="40 features and 4 outputs cannot be combined with sums of 40 features and 2",
     ):
         classes.plus(good)
     with pytest.raises(UserError, match="cannot be combined"):

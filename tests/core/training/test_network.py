@@ -20,6 +20,7 @@ from ekiden.core.training.network import (
     compute_aligned,
     folded,
     matrices,
+    on_meta,
 )
 from ekiden.core.training.weights import Part, Weights
 from ekiden.lab.conformance.small_runs import Tiny
@@ -108,7 +109,7 @@ def test_a_blank_network_holds_loaded_values_and_shows_those_that_were_not() -> 
         torch.manual_seed(1)
         return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
 
-    full, empty = Network(build()), Network(blank(build))
+    full, empty = Network(build()), Network(blank(build, on_meta(build)))
     assert empty.layout == full.layout
     assert torch.isnan(empty.params).all()
     assert torch.isnan(empty.buffers).all()
@@ -138,7 +139,7 @@ def tied() -> nn.Module:
     "build", [lambda: Biased(scale=torch.ones(2)), tied], ids=["own tensor", "tied"]
 )
 def test_a_network_with_values_of_its_own_is_not_blank(build: Callable[[], nn.Module]) -> None:
-    module = blank(build)
+    module = blank(build, on_meta(build))
     assert not any(torch.isnan(t).any() for t in (*module.parameters(), *module.buffers()))
 
 

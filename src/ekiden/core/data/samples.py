@@ -1,6 +1,7 @@
 """Labelled samples as tensors, where they came from, and which client holds which of them."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -364,12 +365,17 @@ def sizes_of(clients: Sequence[ClientData]) -> Mapping[str, Sizes]:
     """Return the numbers of samples of each client, by its name; see `FederatedData.sizes`."""
     if isinstance(clients, Clients):
         return clients.sizes
-    found: dict[str, Sizes] = {}
-    for client in clients:
-        if client.name in found:
-            raise UserError(f"two clients are called {client.name!r}: give each its own name")
-        found[client.name] = (len(client.train), len(client.val), len(client.test))
-    return found
+    _refuse_twice([client.name for client in clients])
+    return {
+        client.name: (len(client.train), len(client.val), len(client.test)) for client in clients
+    }
+
+
+def _refuse_twice(names: Sequence[str]) -> None:
+    """Refuse clients with one name."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise UserError(f"two clients are called {name!r}: give each its own name")
 
 
 def held_by(clients: Sequence[ClientData]) -> Held:
@@ -392,9 +398,7 @@ class Shares:
             dataset: whose rows.
             rows: for training, validation and test: the rows of each client.
         """
-        if len(set(names)) < len(names):
-            twice = next(name for i, name in enumerate(names) if name in names[:i])
-            raise UserError(f"two clients are called {twice!r}: give each its own name")
+        _refuse_twice(names)
         self._names = tuple(names)
         self._samples = (dataset.train, dataset.train, dataset.test)
         self._rows = [torch.from_numpy(np.concatenate(part)) for part in rows]

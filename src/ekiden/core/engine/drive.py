@@ -269,11 +269,13 @@ class Outline:
         seen, waiting = {ref}, [ref]
         while waiting:
             value = waiting.pop()
-            step, call, _ = value.key.split("-", 2) if value != INITIAL else (-1, 0, "")
-            request = self.request(int(step), int(call), value.owner)
-            new = [r for r in refs(request.args) if r not in seen] if request else []
-            seen.update(new)
-            waiting += new
+            if value == INITIAL:
+                continue
+            step, call, _ = value.key.split("-", 2)
+            if request := self.request(int(step), int(call), value.owner):
+                new = set(refs(request.args)) - seen
+                seen |= new
+                waiting += new
         return frozenset(value.owner for value in seen if value != INITIAL)
 
     def needed(self, steps: int) -> frozenset[Ref[Any]]:

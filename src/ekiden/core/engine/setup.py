@@ -213,17 +213,17 @@ def check_labels(data: FederatedData) -> None:
 
 def check_model(worker: Worker, data: FederatedData) -> None:
     """Refuse a network that does not fit the data."""
-    dataset, task, extra = data.dataset, data.dataset.task, worker.setup.method.traits.extra_outputs
-    bench = worker.bench("check")
-    releases = worker.setup.method.traits.releases
-    if worker.setup.dp and releases and dataset.task.kind != "classification":
+    dataset, task = data.dataset, data.dataset.task
+    setup, traits = worker.setup, worker.setup.method.traits
+    bench, extra = worker.bench("check"), traits.extra_outputs
+    if setup.dp and traits.releases and task.kind != "classification":
         raise UserError(
             "--dp adds noise to sums over classes, and these labels are none: choose another method"
         )
-    if worker.setup.method.traits.splits_model:
+    if traits.splits_model:
         _ = worker.network.head
-    if worker.setup.training.loop:
-        own_loop.load(worker.setup.training.loop)
+    if setup.training.loop:
+        own_loop.load(setup.training.loop)
     first = dataset.train.x[:_TRIED]
     padded = (first == first.min()).flatten(1).sum(1).argsort(descending=True, stable=True)
     try:
@@ -253,9 +253,9 @@ def check_model(worker: Worker, data: FederatedData) -> None:
             "no gradient reaches the model's parameters: its output is cut off from them, by "
             "detach, no_grad or a conversion to another library; take that out of forward"
         )
-    _refuse_probabilities(out, data.dataset.task)
-    worker.setup.method.check_network(Size.of(worker.network, dataset.shape, task))
-    if worker.setup.dp and not releases:
+    _refuse_probabilities(out, task)
+    setup.method.check_network(Size.of(worker.network, dataset.shape, task))
+    if setup.dp and not traits.releases:
         private.check_samples(worker.network, x, y, task.mean_loss)
 
 
@@ -281,7 +281,8 @@ def _refuse_probabilities(out: torch.Tensor, task: Task) -> None:
         and bool((out >= 0).all())
     ):
         sums = out.detach().sum(1)
-        last = "softmax" if torch.allclose(sums, torch.ones_like(sums), atol=1e-4) else last
+        if torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
+            last = "softmax"
     if last in ("softmax", "sigmoid") and task.kind in (
         "classification",
         "segmentation",

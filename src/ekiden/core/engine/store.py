@@ -158,13 +158,12 @@ class Store:
         if "journal" in names:
             shutil.rmtree(folder / "journal", ignore_errors=True)
 
-    def _file(self, key: str) -> Path:
+    def _file(self, key: str | int, kind: str = "value") -> Path:
         assert self._folder is not None
-        return self._folder / f"value-{key}.safetensors"
+        return self._folder / f"{kind}-{key}.safetensors"
 
     def _private_file(self, step: int) -> Path:
-        assert self._folder is not None
-        return self._folder / f"private-{step}.safetensors"
+        return self._file(step, "private")
 
     def _versions(self) -> list[int]:
         if self._folder is None:

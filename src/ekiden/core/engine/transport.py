@@ -4,7 +4,6 @@ What several parties add up is taken apart here into whole numbers that masks ca
 together again.
 """
 
-import dataclasses
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -280,9 +279,7 @@ class _Taken(NamedTuple):
         if type(value) is int:
             self.singles.append(value)
             return {"number": len(self.singles) - 1}
-        if (dataclasses.is_dataclass(value) and not isinstance(value, type)) or hasattr(
-            value, "_fields"
-        ):
+        if wire.is_record(value):
             return {"record": wire.record_name(type(value)), "fields": self.record(value)}
         if isinstance(value, (list, tuple)):
             return [self.tree(part) for part in value]

@@ -79,7 +79,7 @@ def leaves(value: Any) -> Iterator[Any]:
     """
     if isinstance(value, Masked):
         value = (value.numbers, value.shared)
-    if _is_record(value):
+    if is_record(value):
         for _, part in _fields(value):
             yield from leaves(part)
     elif isinstance(value, Mapping):
@@ -116,7 +116,7 @@ def placed(value: Any, device: torch.device | None = None) -> Any:
     tensors = [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
     if all(_lies_well(t) and (device is None or t.device.type == device.type) for t in tensors):
         return value
-    if _is_record(value):
+    if is_record(value):
         return type(value)(**{name: placed(part, device) for name, part in _fields(value)})
     if isinstance(value, Mapping):
         return {key: placed(part, device) for key, part in value.items()}
@@ -237,7 +237,8 @@ def _leaf_size(leaf: Any) -> int:
     return len(leaf.encode()) if isinstance(leaf, str) else 8
 
 
-def _is_record(value: Any) -> bool:
+def is_record(value: Any) -> bool:
+    """Return whether a value is a dataclass or a NamedTuple."""
     return _is_record_type(type(value))  # type: ignore[arg-type]  # mypy issue 11469
 
 
@@ -262,7 +263,7 @@ def _describe(value: Any, tensors: list[Tensor]) -> Any:
             )
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
-    if _is_record(value):
+    if is_record(value):
         parts = {name: _describe(part, tensors) for name, part in _fields(value)}
         return {"record": record_name(type(value)), "fields": parts}
     if isinstance(value, (list, tuple)):

@@ -307,6 +307,11 @@ class Scores:
             raise UserError(f"{self.task.kind} has no accuracy: use {self.task.headline.name}")
         return right
 
+    @property
+    def chosen(self) -> Tensor:
+        """The answered classes (n, ...), from classes or probabilities."""
+        return self.answers.argmax(1) if self.answers.ndim > self.y.ndim else self.answers
+
     def accuracy(self, rows: Tensor | None = None) -> float:
         """Return the share of right answers, of all or of some rows; NaN if there are no rows."""
         return mean_right(self.at(rows))
@@ -330,7 +335,7 @@ class Scores:
         scores = self.at(rows)
         units = self.task.units(scores.y)
         if not len(scores) or (units is not None and not units.any()):
-            return float("nan")
+            return nan
         loss = scores.loss.double()
         return float(loss.mean() if units is None else (loss * units).sum() / units.sum())
 
@@ -367,12 +372,7 @@ def confusion(s: Scores) -> Tensor:
     """Count samples (pixels) by true class (rows) and predicted class (columns, the last for none):
     (K, K + 1).
     """
-    answers = (
-        s.answers.argmax(1)
-        if s.task.kind == "classification" and s.answers.ndim == 2
-        else s.answers
-    )
-    y, answers = s.y.flatten(), answers.flatten()
+    y, answers = s.y.flatten(), s.chosen.flatten()
     counts = y != IGNORED
     places = y[counts] * (s.outputs + 1) + answers[counts].clamp(max=s.outputs)
     return torch.bincount(places, minlength=s.outputs * (s.outputs + 1)).view(
@@ -389,9 +389,9 @@ def mean_right(scores: Scores) -> float:
     """Return the share of right answers; NaN if there are no answers."""
     right, units = scores.right, scores.task.units(scores.y)
     if units is None:
-        return float(right.sum()) / len(right) if len(right) else float("nan")
+        return float(right.sum()) / len(right) if len(right) else nan
     total = float(units.sum())
-    return float((right.double() * units).sum()) / total if total else float("nan")
+    return float((right.double() * units).sum()) / total if total else nan
 
 
 class OwnMetric(Metric):

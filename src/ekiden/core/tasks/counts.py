@@ -175,8 +175,7 @@ def by_class(s: Scores, *, each: bool = False) -> tuple[Floats, Floats, Floats]:
     (n, K).
     """
     y = s.y.numpy().reshape(len(s), -1)
-    given = s.answers.argmax(1) if s.answers.ndim > s.y.ndim else s.answers
-    answers = given.numpy().reshape(y.shape)
+    answers = s.chosen.numpy().reshape(y.shape)
     row = np.arange(len(s))[:, None] * each + np.zeros_like(y)
 
     def count(kind: NDArray[np.int64], where: NDArray[np.bool_]) -> Floats:

@@ -194,11 +194,10 @@ def digest(module: nn.Module) -> str:
     """Return a digest of the constants of `module`: names, shapes and values; empty if there are
     none.
     """
-    found, any_there = hashlib.blake2b(digest_size=16), False
-    for name, tensor in fixed(module):
-        any_there = True
+    found, tensors = hashlib.blake2b(digest_size=16), dict(fixed(module))
+    for name, tensor in tensors.items():
         add_tensor(found, name, tensor)
-    return found.hexdigest() if any_there else ""
+    return found.hexdigest() if tensors else ""
 
 
 def size(module: nn.Module) -> int:

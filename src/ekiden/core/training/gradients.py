@@ -230,7 +230,9 @@ class _Linear:
             self._out = torch.addmm(self._bias[0], x, self._transposed)
         else:
             self._out = x.mm(self._transposed)
-        return self._out.relu_() if self.rectified else self._out
+        if self.rectified:
+            self._out.relu_()
+        return self._out
 
     def backward(self, d: Tensor, *, first: bool) -> Tensor:
         """Return the gradient at the inputs from that at the outputs; the first layer needs none."""

@@ -86,10 +86,7 @@ class Rounded:
             raise UserError(
                 "rounded sums do not fit together: use the same method and model everywhere"
             )
-        if self.parts < 0 or bool((self.squares < 0).any()):
-            raise UserError(
-                "sums of squares or counts are negative: these are not the sums of any samples"
-            )
+        _refuse_negative(self.squares, torch.tensor(self.parts))
 
     @property
     def width(self) -> int:
@@ -398,12 +395,7 @@ def _gram_added(mine: Tensor | Rounded, other: Tensor | Rounded) -> Tensor | Rou
 
 
 def _unlike(*both: AnySums) -> UserError:
-    mine, other = (
-        f"{s.width} features and {len(s.counts)} classes"
-        if isinstance(s, Sums)
-        else f"{s.width} features and {len(s.targets)} targets"
-        for s in both
-    )
+    mine, other = ("{1} features and {0} outputs".format(*_kind(s)[0]) for s in both)
     return UserError(
         f"sums of {mine} cannot be combined with sums of {other}: use the same method and model "
         "everywhere"

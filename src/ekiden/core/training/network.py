@@ -207,7 +207,7 @@ def on_meta(build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
-def blank(build: Callable[[], nn.Module], module: nn.Module | None = None) -> nn.Module:
+def blank(build: Callable[[], nn.Module], module: nn.Module) -> nn.Module:
     """Return the network that `build` makes, with NaN as values, for a `Network` that loads others
     into it.
 
@@ -217,9 +217,8 @@ def blank(build: Callable[[], nn.Module], module: nn.Module | None = None) -> nn
 
     Args:
         build: makes the network.
-        module: what `on_meta` returned for it, which is used up; made here if it is not given.
+        module: what `on_meta` returned for it, which is used up.
     """
-    module = on_meta(build) if module is None else module
     tensors = [
         t for part in module.modules() for t in (*part.parameters(False), *part.buffers(False))
     ]

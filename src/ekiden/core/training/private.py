@@ -394,11 +394,13 @@ def clipped_sum(network: Network, x: Tensor, y: Tensor, loss: Loss, clip: float)
             torch.stack([_norms(g.flatten(1)) for g in gradients.values()]), dim=0
         )
         shares = _shares(norms, clip).to(network.grad.dtype)
+        bad = ~torch.isfinite(norms)
         for name, g in gradients.items():
             into = parameters[name].grad
             assert into is not None
-            bad = ~torch.isfinite(norms)
-            flat = torch.where(bad[:, None], 0.0, g.flatten(1)) if bool(bad.any()) else g.flatten(1)
+            flat = g.flatten(1)
+            if bool(bad.any()):
+                flat = flat.masked_fill(bad[:, None], 0.0)
             into.add_((shares @ flat).view_as(into))
 
 
@@ -706,7 +708,7 @@ class Privacy:
         if not self.releases or spent in self.released:
             raise self._error("gives sums for which --dp has no noise")
         self.released.append(spent)
-        key = self.keeper.key(0 if centre else 1, spent, note=False)
+        key = self.keeper.key(int(not centre), spent, note=False)
         return Release(self.dp, self.plan, Noise(key))
 
     def note(self) -> None:
@@ -714,7 +716,7 @@ class Privacy:
         nothing left.
         """
         for spent in self.released:
-            self.keeper.key(0 if spent == of_centre(self.plan) else 1, spent)
+            self.keeper.key(int(spent != of_centre(self.plan)), spent)
 
     def _error(self, why: str) -> UserError:
         return UserError(f"{self.client}: the task {why}")
