@@ -61,7 +61,9 @@ class Range:
 
     def __str__(self) -> str:
         if self.most is None and self.below is None:
-            return f"{self.least} or more" if self.above is None else f"greater than {self.above}"
+            if self.above is None:
+                return f"{self.least} or more"
+            return f"greater than {self.above}"
         words = {
             "at least": self.least,
             "above": self.above,
@@ -317,11 +319,9 @@ def _names(kind: Any) -> str:
     if origin is Literal:
         return f"one of {', '.join(map(str, args))}"
     if origin is tuple:
-        return (
-            f"a list, each element {_names(args[0])}"
-            if ... in args
-            else f"a list of {len(args)} elements"
-        )
+        if ... in args:
+            return f"a list, each element {_names(args[0])}"
+        return f"a list of {len(args)} elements"
     known = {
         float: "a number",
         int: "a whole number",
@@ -381,11 +381,15 @@ def _as_read(value: Any) -> Any:
         case list() | tuple():
             return [_as_read(one) for one in value]
         case _:
-            return plain(value) if is_dataclass(value) else value
+            if is_dataclass(value):
+                return plain(value)
+            return value
 
 
 def _path(table: str, name: str) -> str:
-    return f"{table}.{name}" if table else name
+    if table:
+        return f"{table}.{name}"
+    return name
 
 
 def _value(kind: Any, value: object, name: str) -> Any:

@@ -58,7 +58,9 @@ def _flag_for_reader(found: re.Match[str]) -> str:
     argument = name.replace("-", "_")
     if no:
         return f"{argument}=False"
-    return argument if value is None else f"{argument}={value!r}"
+    if value is None:
+        return argument
+    return f"{argument}={value!r}"
 
 
 def _read(given: str) -> Any:

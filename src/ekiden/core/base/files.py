@@ -233,7 +233,9 @@ def csv_cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = visible(value, keep="\n\t")
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    if text.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{text}"
+    return text
 
 
 def for_csv(table: Any) -> Any:
@@ -420,7 +422,9 @@ class Place:
 def place(tensor: Tensor) -> Place | None:
     """Return where a tensor from `Place.open` is; None for other tensors and for views of it."""
     found = vars(tensor).get("_ekiden_place")
-    return found if isinstance(found, Place) else None
+    if isinstance(found, Place):
+        return found
+    return None
 
 
 def digest_of(about: str, pieces: Iterable[bytes | memoryview | str | Path]) -> str:

@@ -48,7 +48,9 @@ def located(name: str) -> str:
 
 def short(name: str) -> str:
     """Return `name` without the folder of the file."""
-    return Path(name).name if is_file(name) else name
+    if is_file(name):
+        return Path(name).name
+    return name
 
 
 def trust(name: str, register: Path | None = None) -> None:
@@ -159,7 +161,9 @@ def reference(thing: Any) -> str | None:
         return f"{_origin(module)}:{name}"
     held, file = sys.modules.get(module), source(thing)
     alone = "." not in module and module != "__main__" and getattr(held, name, None) is thing
-    return f"{file.absolute()}:{name}" if file and alone else None
+    if file and alone:
+        return f"{file.absolute()}:{name}"
+    return None
 
 
 def known_as(kind: type, group: Group) -> str | None:
@@ -205,7 +209,9 @@ def source(thing: Any) -> Path | None:
         file = inspect.getsourcefile(thing)
     except (TypeError, OSError):  # built in, or typed at a prompt
         return None
-    return Path(file) if file else None
+    if file:
+        return Path(file)
+    return None
 
 
 def installed(group: Group) -> dict[str, "EntryPoint"]:

@@ -86,7 +86,9 @@ class Training(Checked):
     @property
     def l2(self) -> float:
         """Return the weight decay that is part of the gradient: all of it, or 0 with AdamW."""
-        return 0.0 if self.optimizer == "adamw" else self.weight_decay
+        if self.optimizer == "adamw":
+            return 0.0
+        return self.weight_decay
 
     def steps(self, samples: int, epochs: int) -> int:
         """Return the optimiser steps of a client with this number of samples in this number of

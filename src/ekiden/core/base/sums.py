@@ -136,7 +136,9 @@ def narrowed(words: "np.ndarray[Any, Any]", bits: int) -> Tensor:
     if words.itemsize * 8 == bits:
         signed = torch.from_numpy(words.view(f"<i{bits // 8}"))
         # numpy's strides of nothing are not those of torch
-        return signed if len(words) else signed.new_zeros(0)
+        if len(words):
+            return signed
+        return signed.new_zeros(0)
     counts = torch.from_numpy(words.astype(np.int64))
     return torch.cat([pack(block, bits) for block in torch.split(counts, BLOCK)])
 

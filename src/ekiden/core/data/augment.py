@@ -145,7 +145,9 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
     out = x.float()
     if not any(mean) and all(s == 1 for s in std):
-        return out if unit == 1 else out.div_(unit)
+        if unit == 1:
+            return out
+        return out.div_(unit)
     shape = (-1, *[1] * (x.ndim - 2))
     centre, spread = (
         constant(values, torch.float64, x.device).view(shape) for values in (mean, std)

@@ -106,9 +106,9 @@ class Inputs(Checked, ABC):
     @classmethod
     def taken(cls, samples: Any, rows: NDArray[np.int64]) -> Any:
         """Return some undecoded samples."""
-        return (
-            [samples[row] for row in rows] if isinstance(samples, list | tuple) else samples[rows]
-        )
+        if isinstance(samples, list | tuple):
+            return [samples[row] for row in rows]
+        return samples[rows]
 
     @classmethod
     def assembled(

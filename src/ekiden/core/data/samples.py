@@ -138,7 +138,9 @@ class Samples:
         """
         at = place(self.x)
         rest = (self.y, self.domain, self.group, self.classes, self.subject, self.time)
-        return (_opened, (at, *rest)) if at else (Samples, (self.x, *rest))
+        if at:
+            return (_opened, (at, *rest))
+        return (Samples, (self.x, *rest))
 
     def taken(self, rows: Tensor) -> "Samples":
         """Return a copy of these rows."""
@@ -333,7 +335,9 @@ class Clients(Sequence[ClientData]):
     def __getitem__(self, at: int | slice) -> ClientData | tuple[ClientData, ...]:
         """Read one client, or several."""
         numbers = range(len(self))[at]
-        return self.read(numbers) if isinstance(numbers, int) else tuple(map(self.read, numbers))
+        if isinstance(numbers, int):
+            return self.read(numbers)
+        return tuple(map(self.read, numbers))
 
     def __iter__(self) -> Iterator[ClientData]:
         return map(self.read, range(len(self)))

@@ -272,7 +272,9 @@ class Client(ClientNetwork):
         With it the task can read samples, and gives nothing that depends on them but these sums, or
         this mean.
         """
-        return None if self._privacy is None else self._privacy.release(centre=centre)
+        if self._privacy is None:
+            return None
+        return self._privacy.release(centre=centre)
 
     def accuracy(self, model: Weights, subset: Subset | None = None) -> float:
         """Return the share of right answers of `model` on `subset`, by default the validation data;
@@ -351,12 +353,16 @@ class Client(ClientNetwork):
         if self._masks is not None:
             # Or a `Masked` in its place, with which the task does nothing.
             total: A = self._masks.added(before, own, about)
-            return total if isinstance(total, Masked) else checked(total)
+            if isinstance(total, Masked):
+                return total
+            return checked(total)
         if isinstance(before, Masked):
             raise UserError(
                 f"{self.name} received a masked sum, and nothing is masked here: refused"
             )
-        return own if before is None else checked(before).plus(own)
+        if before is None:
+            return own
+        return checked(before).plus(own)
 
     def remember(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """Return `make()`, from memory if this client made it before in the same process.

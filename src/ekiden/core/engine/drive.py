@@ -213,11 +213,15 @@ def _one(value: Note) -> str:
     first = sorted(value, key=lambda client: size[client], reverse=True)[:_TOLD]
     named = ", ".join(f"{_number(value[client])} ({client})" for client in first)
     rest = len(value) - len(first)
-    return f"{named} and {rest} smaller" if rest else named
+    if rest:
+        return f"{named} and {rest} smaller"
+    return named
 
 
 def _number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4g}"
+    if value is None:
+        return "not finite"
+    return f"{value:.4g}"
 
 
 def _lost(before: State, after: State) -> list[Transfer]:
@@ -238,7 +242,9 @@ def models(state: State, transport: Transport) -> tuple[Weights | None, list[Wei
 
     def fetch(model: Model) -> Weights:
         value: Weights | HasModel = transport.value(model) if isinstance(model, Ref) else model
-        return value if isinstance(value, Weights) else value.model
+        if isinstance(value, Weights):
+            return value
+        return value.model
 
     model = None if state.model is None else fetch(state.model)
     return model, [fetch(m) for m in state.personal]

@@ -410,7 +410,9 @@ def _loss(scores: Scores, rows: Tensor | None) -> float:
     samples.
     """
     loss = scores.mean_loss(rows)
-    return inf if isnan(loss) and bool(scores.at(rows).loss.isnan().any()) else loss
+    if isnan(loss) and bool(scores.at(rows).loss.isnan().any()):
+        return inf
+    return loss
 
 
 def diverged(losses: Sequence[float], guess: float, *, personal: bool) -> bool:

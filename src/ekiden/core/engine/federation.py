@@ -297,7 +297,9 @@ class Fed:
                 total = part if total is None else total.plus(part)
         if total is None:
             raise _no_answer(clients)
-        return opened(total, get_type_hints(task)["return"]) if isinstance(total, Masked) else total
+        if isinstance(total, Masked):
+            return opened(total, get_type_hints(task)["return"])
+        return total
 
     def _together(self, requests: Sequence[Request]) -> list[str]:
         """Start tasks that give parts to a sum at the server; return who gives one.
@@ -446,7 +448,9 @@ def in_order(order: str, clients: Sequence[str], seed: int = 0) -> tuple[str, ..
 
 
 def _rounded(number: float) -> float | None:
-    return float(f"{number:.6g}") if isfinite(number) else None
+    if isfinite(number):
+        return float(f"{number:.6g}")
+    return None
 
 
 def _no_answer(clients: Iterable[str]) -> ClientMissing:

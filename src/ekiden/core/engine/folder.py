@@ -222,7 +222,9 @@ class RunFolder:
         # Note first, then cut: after a kill in between, the rows are noted twice, not lost.
         self._cut("metrics.jsonl", marks.metrics)
         self._cut("ledger.jsonl", marks.ledger)
-        return (state, marks) if state else None
+        if state:
+            return (state, marks)
+        return None
 
     def _name_other_environment(self) -> None:
         """Say in what this attempt's environment differs from that of the one before."""
@@ -327,7 +329,9 @@ class RunFolder:
     def length(self, name: str) -> int:
         """Return the bytes in a growing file."""
         file = self.path / name
-        return file.stat().st_size if file.exists() else 0
+        if file.exists():
+            return file.stat().st_size
+        return 0
 
     def write_model(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write a model as a named state dict, for any tool that reads safetensors; its header
@@ -443,7 +447,9 @@ def state_file(path: Path) -> Path:
     """
     latest = path.glob(f"latest-*-{_boot()}.safetensors")
     steps = {int(file.name.split("-")[1]): file for file in latest}
-    return steps[max(steps)] if steps else path / "state.safetensors"
+    if steps:
+        return steps[max(steps)]
+    return path / "state.safetensors"
 
 
 def read_state(path: Path, kind: type[S], config: str) -> tuple[S, Marks, Mapping[str, str] | None]:
@@ -626,7 +632,9 @@ def data_differences(
     ]
     if names:
         return [f"the data of {listed(names, _LISTED)}"]
-    return ["the test data"] if test != before else []
+    if test != before:
+        return ["the test data"]
+    return []
 
 
 @cache
@@ -735,7 +743,9 @@ def _answers(network: Network, shape: tuple[int, ...]) -> list[float]:
         except Exception:  # the user's own network may take certain values only
             return []
     values = [float(v) for v in out.float().flatten()[:_SHOWN].cpu()]
-    return values if all(map(isfinite, values)) else []
+    if all(map(isfinite, values)):
+        return values
+    return []
 
 
 def _alike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -77,7 +77,9 @@ class Start:
 
     def place(self, client: str) -> Path | None:
         """Return the folder of a client; None in memory."""
-        return self.folder / client if self.folder is not None else None
+        if self.folder is not None:
+            return self.folder / client
+        return None
 
     def _kind(self, task: str) -> Any:
         return payload_types(self.setup.method, task)[1]

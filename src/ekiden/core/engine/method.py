@@ -140,7 +140,9 @@ def on_client(task: Any = None, *, gives: Any = None) -> Any:
         task.__on_client__, task.__gives__ = True, gives
         return task
 
-    return marked if task is None else marked(task)
+    if task is None:
+        return marked
+    return marked(task)
 
 
 @dataclass(frozen=True)
@@ -410,7 +412,9 @@ class Method(Checked, ABC):
         kind = get_type_hints(type(self).run).get("s")
         if not (isinstance(kind, type) and issubclass(kind, State)):
             kind = State
-        return kind(model=None) if self.changes_network else kind()
+        if self.changes_network:
+            return kind(model=None)
+        return kind()
 
     @classmethod
     def title(cls) -> str:

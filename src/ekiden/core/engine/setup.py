@@ -68,7 +68,9 @@ def why_unusable(device: str) -> str:
 
 def core_count() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def check_same_data(
@@ -90,7 +92,9 @@ def holders(method: Method, data: FederatedData) -> Sequence[ClientData]:
     """Return the clients that take part: all of them, or the one place that all data are brought
     to.
     """
-    return _pool(data) if method.traits.pools_data else data.clients
+    if method.traits.pools_data:
+        return _pool(data)
+    return data.clients
 
 
 def check_clients(clients: Mapping[str, Sizes], method: Method) -> None:
@@ -297,7 +301,9 @@ def _refuse_probabilities(out: torch.Tensor, task: Task) -> None:
 
 def _own(outputs: tuple[int, ...], extra: int) -> tuple[int, ...]:
     """Return the outputs per sample of the user's network, without those that the method added."""
-    return (*outputs[:-1], outputs[-1] - extra) if outputs else ()
+    if outputs:
+        return (*outputs[:-1], outputs[-1] - extra)
+    return ()
 
 
 @dataclass(frozen=True)
@@ -316,7 +322,9 @@ class NamedNetwork:
         read = device.type == "meta" and models.is_pretrained(self.name)
         with seeded(derive(self.seed, "initial")), torch.device("cpu") if read else nullcontext():
             module = models.build(self.name, self.shape, self.classes, self.inputs)
-        return module.to(device) if read else module
+        if read:
+            return module.to(device)
+        return module
 
 
 @dataclass(frozen=True)
@@ -491,14 +499,18 @@ def network_name(build: Callable[[], nn.Module]) -> str | None:
     """
     while isinstance(build, Widened | OfMethod | Prepared):
         build = build.build
-    return build.name if isinstance(build, NamedNetwork) else None
+    if isinstance(build, NamedNetwork):
+        return build.name
+    return None
 
 
 def prepared(build: Callable[[], nn.Module]) -> Prepared | None:
     """Return the part of `build` that says what is trained, and from which values."""
     while isinstance(build, Widened | OfMethod):
         build = build.build
-    return build if isinstance(build, Prepared) else None
+    if isinstance(build, Prepared):
+        return build
+    return None
 
 
 def initial_weights(setup: Setup) -> Weights:

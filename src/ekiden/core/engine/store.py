@@ -188,7 +188,9 @@ class FolderJournal:
         """Return what was saved under `key`, if it can be read."""
         try:
             tensors, said = read_tensors(self._folder / f"{key}.safetensors")
-            return tensors if said.get("arguments") == self._arguments() else None
+            if said.get("arguments") == self._arguments():
+                return tensors
+            return None
         except (OSError, Damaged):
             return None
 

@@ -181,7 +181,9 @@ def resolve(value: Any, fetch: Callable[[Ref[Any]], Any]) -> Any:
         return fetch(value)
     if isinstance(value, (list, tuple)):
         parts = [resolve(part, fetch) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        if hasattr(value, "_fields"):
+            return type(value)(*parts)
+        return type(value)(parts)
     if isinstance(value, dict):
         return {key: resolve(part, fetch) for key, part in value.items()}
     if (
@@ -311,4 +313,6 @@ def _with_numbers(node: Any, numbers: Mapping[str, list[int]]) -> Any:
         if kind in numbers and not more:
             return numbers[kind][node[kind]]
         return {key: _with_numbers(part, numbers) for key, part in node.items()}
-    return [_with_numbers(part, numbers) for part in node] if isinstance(node, list) else node
+    if isinstance(node, list):
+        return [_with_numbers(part, numbers) for part in node]
+    return node

@@ -112,7 +112,9 @@ def placed(value: Any, device: torch.device | None = None) -> Any:
     """
     if isinstance(value, Tensor):
         value = value if device is None else value.to(device)
-        return value if _lies_well(value) else value.clone(memory_format=torch.contiguous_format)
+        if _lies_well(value):
+            return value
+        return value.clone(memory_format=torch.contiguous_format)
     tensors = [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
     if all(_lies_well(t) and (device is None or t.device.type == device.type) for t in tensors):
         return value
@@ -234,7 +236,9 @@ def _leaf_size(leaf: Any) -> int:
         return leaf.numel() * leaf.element_size()
     if isinstance(leaf, bool):
         return 1
-    return len(leaf.encode()) if isinstance(leaf, str) else 8
+    if isinstance(leaf, str):
+        return len(leaf.encode())
+    return 8
 
 
 def is_record(value: Any) -> bool:
@@ -254,7 +258,9 @@ def _fields(value: Any) -> list[tuple[str, Any]]:
 def _describe(value: Any, tensors: list[Tensor]) -> Any:
     """Return the JSON tree of `value`, and append its tensors to `tensors`."""
     if value is None or isinstance(value, (bool, int, float, str)):
-        return {"float": value.hex()} if isinstance(value, float) else value
+        if isinstance(value, float):
+            return {"float": value.hex()}
+        return value
     if isinstance(value, Tensor):
         if value.dtype not in DTYPES:
             raise WireError(
@@ -397,7 +403,9 @@ def _member(node: Any, kinds: tuple[Any, ...]) -> Any:
 
 def record_name(record: Any) -> str:
     """Return the name of a dataclass in payloads."""
-    return record.__name__ if isinstance(record, type) else ""
+    if isinstance(record, type):
+        return record.__name__
+    return ""
 
 
 @cache

@@ -54,7 +54,9 @@ class Known:
     @property
     def samples(self) -> str:
         """Return which samples it takes."""
-        return f"images of at least {self.side}x{self.side} pixels" if self.side > 1 else self.takes
+        if self.side > 1:
+            return f"images of at least {self.side}x{self.side} pixels"
+        return self.takes
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Return whether it takes samples of this shape."""
@@ -176,7 +178,9 @@ def fitting(shape: tuple[int, ...], inputs: Inputs | None = None) -> list[str]:
     if inputs is None or inputs.continuous:
         plain = {n: known for n, known in _NETWORKS.items() if not (known.reads or known.pixels)}
         return found + [name for name, known in plain.items() if known.fits(shape)]
-    return [*found, "linear"] if isinstance(inputs, TableRows) else found
+    if isinstance(inputs, TableRows):
+        return [*found, "linear"]
+    return found
 
 
 def _reads(known: Known, inputs: Inputs | None) -> bool:
@@ -211,7 +215,9 @@ def default_for(
     # small, or like MNIST
     if not _NETWORKS["lenet"].fits(shape) or (shape[0] == 1 and max(shape[1:]) <= 28):
         return "mlp"
-    return "cnn_tiny" if min(shape[1:]) >= 64 else "lenet"
+    if min(shape[1:]) >= 64:
+        return "cnn_tiny"
+    return "lenet"
 
 
 def usual(dataset_name: str) -> str:

@@ -306,7 +306,9 @@ class Channels(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, time) or (b, channels, time) to (b, channels, time)."""
-        return x.unsqueeze(1) if x.ndim == 2 else x
+        if x.ndim == 2:
+            return x.unsqueeze(1)
+        return x
 
 
 def cnn_signal(shape: tuple[int, ...], classes: int) -> SplitNetwork:

@@ -33,7 +33,9 @@ def is_pretrained(name: str) -> bool:
 
 def located_file(path: str | os.PathLike[str]) -> str:
     """Return the absolute path of a file with values; empty: none."""
-    return str(Path(path).expanduser().absolute()) if os.fspath(path) else ""
+    if os.fspath(path):
+        return str(Path(path).expanduser().absolute())
+    return ""
 
 
 def located(name: str) -> str:
@@ -42,11 +44,9 @@ def located(name: str) -> str:
     """
     source = name.removeprefix("hf:")
     folder = Path(source).expanduser()
-    return (
-        f"hf:{folder.absolute()}"
-        if name.startswith("hf:") and source.strip() and folder.is_dir()
-        else name
-    )
+    if name.startswith("hf:") and source.strip() and folder.is_dir():
+        return f"hf:{folder.absolute()}"
+    return name
 
 
 def build(
@@ -70,11 +70,9 @@ def build(
             f"{name} reads the tokens of its own tokenizer, and there is no folder {source!r}: "
             "check its path, or name the folder with its tokenizer.json by --tokenizer"
         )
-    return (
-        causal(source, tokens)
-        if tokens and tokens.vocabulary == classes
-        else from_transformers(source, shape, classes, inputs)
-    )
+    if tokens and tokens.vocabulary == classes:
+        return causal(source, tokens)
+    return from_transformers(source, shape, classes, inputs)
 
 
 def efficientnet_lite(name: str, shape: tuple[int, ...], classes: int) -> SplitNetwork:
@@ -128,15 +126,15 @@ def _plain(conv: nn.Conv2d) -> nn.Module:
         bias=False,
     )
     same.weight = conv.weight
-    return (
-        nn.Sequential(padding, same)
-        if isinstance(padding, nn.ZeroPad2d) and any(padding.padding)
-        else same
-    )
+    if isinstance(padding, nn.ZeroPad2d) and any(padding.padding):
+        return nn.Sequential(padding, same)
+    return same
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    return tuple(value) if isinstance(value, tuple | list) else (value, value)
+    if isinstance(value, tuple | list):
+        return tuple(value)
+    return (value, value)
 
 
 class Encoder(nn.Module):

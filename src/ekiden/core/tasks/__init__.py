@@ -146,11 +146,9 @@ def names_of(task: Task, y: Tensor, given: Sequence[str] | None) -> tuple[str, .
     else:
         count, exact = y.shape[1] if y.ndim == 2 and not isinstance(task, Survival) else 1, True
     if given is None:
-        return (
-            ("target",)
-            if isinstance(task, ScaledTask) and count == 1
-            else tuple(map(str, range(count)))
-        )
+        if isinstance(task, ScaledTask) and count == 1:
+            return ("target",)
+        return tuple(map(str, range(count)))
     if len(given) < count or (exact and len(given) != count):
         raise UserError(
             f"{len(given)} names are given by classes=, but the labels need {count}: name each"

@@ -76,25 +76,35 @@ class Metric:
 
     def measure(self, scores: "Scores") -> float:
         """Return its value for samples; NaN if it is not defined, as for none."""
-        return self.counted(scores.counts) if len(scores) else nan
+        if len(scores):
+            return self.counted(scores.counts)
+        return nan
 
     def signed(self, value: float) -> float:
         """Return `value` with the sign for which more is better."""
-        return value if self.higher else -value
+        if self.higher:
+            return value
+        return -value
 
     def shown(self, value: float) -> str:
         """Return `value` as tables print it, in percent if it is a share."""
-        return f"{100 * value:.2f}" if self.share else f"{value:.4g}"
+        if self.share:
+            return f"{100 * value:.2f}"
+        return f"{value:.4g}"
 
     @property
     def scale(self) -> int:
         """Factor of values that are shown: 100 for shares, 1 for others."""
-        return 100 if self.share else 1
+        if self.share:
+            return 100
+        return 1
 
     @property
     def unit(self) -> str:
         """Unit after the name in a heading: " %" or nothing."""
-        return " %" if self.share else ""
+        if self.share:
+            return " %"
+        return ""
 
 
 def better(score: float, best: float) -> bool:
@@ -244,7 +254,9 @@ class Task(Checked, ABC):
         name = str(self.metric)
         if name and name not in known:
             raise unknown(f"metric of {self.kind}", name, tuple(known))
-        return known[name] if name else self.metrics[0]
+        if name:
+            return known[name]
+        return self.metrics[0]
 
     @property
     def measures_all(self) -> bool:
@@ -310,7 +322,9 @@ class Scores:
     @property
     def chosen(self) -> Tensor:
         """The answered classes (n, ...), from classes or probabilities."""
-        return self.answers.argmax(1) if self.answers.ndim > self.y.ndim else self.answers
+        if self.answers.ndim > self.y.ndim:
+            return self.answers.argmax(1)
+        return self.answers
 
     def accuracy(self, rows: Tensor | None = None) -> float:
         """Return the share of right answers, of all or of some rows; NaN if there are no rows."""
@@ -389,9 +403,13 @@ def mean_right(scores: Scores) -> float:
     """Return the share of right answers; NaN if there are no answers."""
     right, units = scores.right, scores.task.units(scores.y)
     if units is None:
-        return float(right.sum()) / len(right) if len(right) else nan
+        if len(right):
+            return float(right.sum()) / len(right)
+        return nan
     total = float(units.sum())
-    return float((right.double() * units).sum()) / total if total else nan
+    if total:
+        return float((right.double() * units).sum()) / total
+    return nan
 
 
 class OwnMetric(Metric):
@@ -420,7 +438,9 @@ def _own_metric_of(metric: str | Metric) -> Metric | None:
         raise UserError(
             f"{metric} is not a metric: give a function (answers, labels) -> number, or a Metric"
         )
-    return found if isinstance(found, Metric) else own_metric(found)
+    if isinstance(found, Metric):
+        return found
+    return own_metric(found)
 
 
 def own_metric(

@@ -55,7 +55,9 @@ class ClassCounts(Counts):
     @property
     def second(self) -> Ranked | None:
         """The samples by the probability of the second of two classes."""
-        return self.ranked[1] if len(self.ranked) == 2 and self.ranked[1].both else None
+        if len(self.ranked) == 2 and self.ranked[1].both:
+            return self.ranked[1]
+        return None
 
     @classmethod
     def of(cls, s: Scores) -> Self:
@@ -189,7 +191,9 @@ def by_class(s: Scores, *, each: bool = False) -> tuple[Floats, Floats, Floats]:
 
 
 def _table(s: Scores) -> Floats | None:
-    return confusion(s).double().numpy() if s.outputs <= MOST_TABLE else None
+    if s.outputs <= MOST_TABLE:
+        return confusion(s).double().numpy()
+    return None
 
 
 def products(a: Floats, b: Floats) -> Floats:

@@ -65,7 +65,9 @@ class Classification(VectorTask):
         return F.cross_entropy(outputs, y, reduction="none")
 
     def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
-        return outputs.softmax(1) if full else outputs.argmax(1)
+        if full:
+            return outputs.softmax(1)
+        return outputs.argmax(1)
 
     def counted(self, scores: Scores) -> Counts:
         return ClassCounts.of(scores)
@@ -505,7 +507,9 @@ class LanguageModelling(PlacesTask):
 
 def _as_rows(y: Tensor) -> Tensor:
     """Return (n, K) of labels (n,) or (n, K); n may be 0."""
-    return y[:, None] if y.ndim == 1 else y
+    if y.ndim == 1:
+        return y[:, None]
+    return y
 
 
 def _are_integers(y: Tensor) -> bool:

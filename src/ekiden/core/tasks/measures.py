@@ -17,7 +17,9 @@ from ekiden.core.tasks.ranked import Floats
 
 def classes(answers: Tensor) -> Tensor:
     """Return the answered classes (n,), from classes or probabilities."""
-    return answers.argmax(1) if answers.ndim == 2 else answers
+    if answers.ndim == 2:
+        return answers.argmax(1)
+    return answers
 
 
 def share_right(answers: Tensor, y: Tensor) -> Tensor:
@@ -75,7 +77,9 @@ def precision(c: ClassCounts) -> Floats:
 def precision_of_second(c: ClassCounts) -> float:
     """Return the average precision of the second of two classes; the mean over more classes."""
     each = precision(c)
-    return float(each[1]) if len(each) == 2 else mean(each)
+    if len(each) == 2:
+        return float(each[1])
+    return mean(each)
 
 
 def calibration_error(c: ClassCounts) -> float:
@@ -130,13 +134,17 @@ def r2(c: NumberSums) -> Floats:
 
 def c_index(c: PairCounts) -> float:
     """Return the share of comparable pairs in order."""
-    return c.ordered / c.comparable if c.comparable else nan
+    if c.comparable:
+        return c.ordered / c.comparable
+    return nan
 
 
 def perplexity(c: Counts) -> float:
     """Return the exponential of the mean loss."""
     # above, float64 has no such number
-    return exp(c.loss) if c.loss < 700 else inf
+    if c.loss < 700:
+        return exp(c.loss)
+    return inf
 
 
 class Mean:
@@ -156,7 +164,9 @@ def mean(values: Any) -> float:
     """Return the mean of the values that are defined."""
     known = np.asarray(values, dtype=float)
     known = known[~np.isnan(known)]
-    return float(known.mean()) if len(known) else nan
+    if len(known):
+        return float(known.mean())
+    return nan
 
 
 OF_CLASSES = (

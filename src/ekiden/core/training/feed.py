@@ -135,7 +135,9 @@ class Feed:
         """
         each = 4 * sizes[0] * prod(self.dataset.shape)
         regular = len(set(sizes[:-1])) <= 1 and each % 64 == 0
-        return max(1, 2**20 // each) if regular and each else 1
+        if regular and each:
+            return max(1, 2**20 // each)
+        return 1
 
     def _marked(self, inputs: Tensor, held: _Held, index: Tensor) -> Tensor:
         """Return a batch that says which samples it has."""

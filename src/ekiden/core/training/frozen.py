@@ -197,7 +197,9 @@ def digest(module: nn.Module) -> str:
     found, tensors = hashlib.blake2b(digest_size=16), dict(fixed(module))
     for name, tensor in tensors.items():
         add_tensor(found, name, tensor)
-    return found.hexdigest() if tensors else ""
+    if tensors:
+        return found.hexdigest()
+    return ""
 
 
 def size(module: nn.Module) -> int:
@@ -296,4 +298,6 @@ def _source(x: object) -> Source | None:
     if found is None or not isinstance(x, Tensor) or x.requires_grad:
         return None
     source, version = found
-    return cast(Source, source) if x.is_inference() or version == x._version else None
+    if x.is_inference() or version == x._version:
+        return cast(Source, source)
+    return None

@@ -89,7 +89,9 @@ class Shortcut:
         way = self._ways[kind]
         if way is None:
             return self._compare(kind, function, given)
-        return way(*given) if way else function(*given)
+        if way:
+            return way(*given)
+        return function(*given)
 
     def _compare(self, kind: Any, function: Pass, given: tuple[Tensor, ...]) -> Tensor:
         """Return what the function gives, and note which way to take from now on."""
@@ -241,7 +243,9 @@ class _Linear:
         torch.mm(d.t(), self._x, out=self._grads[0])
         if self._bias:
             torch.sum(d, 0, out=self._grads[1])
-        return d if first else d.mm(self._weight)
+        if first:
+            return d
+        return d.mm(self._weight)
 
 
 class Chain:
@@ -272,7 +276,9 @@ class Chain:
 
     def quicker(self, make: Pass, batch: tuple[Tensor, ...]) -> Pass | None:
         """Return its pass if it can read the batch: vectors, or what is flattened to them."""
-        return self if batch[0].dtype == torch.float32 and not batch[0].requires_grad else None
+        if batch[0].dtype == torch.float32 and not batch[0].requires_grad:
+            return self
+        return None
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():

@@ -151,7 +151,9 @@ class Rounded:
     @property
     def error(self) -> float:
         """Standard deviation of the error of a product, if the parts' errors are independent."""
-        return float(self.unit * (self.parts / 12) ** 0.5) if self.unit > 1 else 0.0
+        if self.unit > 1:
+            return float(self.unit * (self.parts / 12) ** 0.5)
+        return 0.0
 
     def _counts(self) -> Iterator[Tensor]:
         """Products in units as int64 on the CPU, by blocks."""
@@ -202,7 +204,9 @@ class _Addable(ABC):
         """Standard deviation of the error of a product in `matrix`: 0 unless products were
         rounded.
         """
-        return self.gram.error if isinstance(self.gram, Rounded) else 0.0
+        if isinstance(self.gram, Rounded):
+            return self.gram.error
+        return 0.0
 
     def matrix(self) -> Tensor:
         """(D, D) float64, Σ φφᵀ, exact unless products were rounded."""
@@ -540,7 +544,9 @@ def size_of_targets(outputs: int, width: int, *, wide: bool = False, bits: int =
 
 
 def _gram_size(width: int, wide: bool, bits: int) -> int:
-    return (1 + wide) * 2 * width * (width + 1) if bits == FULL else rounded_size(width, bits)
+    if bits == FULL:
+        return (1 + wide) * 2 * width * (width + 1)
+    return rounded_size(width, bits)
 
 
 def diagonal(gram: Tensor | Rounded, width: int) -> Tensor:

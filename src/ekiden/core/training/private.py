@@ -113,7 +113,9 @@ class DP(Checked):
 
 
 def _number(text: str) -> float:
-    return int(text) if text.isdigit() else float(text)
+    if text.isdigit():
+        return int(text)
+    return float(text)
 
 
 def spent_epsilon(epsilon: float) -> str:
@@ -125,7 +127,9 @@ def spent_epsilon(epsilon: float) -> str:
 def condition(told: Mapping[str, Any]) -> str:
     """Return on what the ε that a run folder tells depends, for sentences; empty if on nobody."""
     honest = told.get("honest", 1)
-    return f", if {honest} silos add their noise and keep it secret" if honest > 1 else ""
+    if honest > 1:
+        return f", if {honest} silos add their noise and keep it secret"
+    return ""
 
 
 class Keeper(Protocol):

@@ -191,7 +191,9 @@ class Layer:
     @property
     def bias(self) -> TensorPart | None:
         """(out,), if there is one."""
-        return self.params[1] if len(self.params) > 1 else None
+        if len(self.params) > 1:
+            return self.params[1]
+        return None
 
     @property
     def width(self) -> int:
@@ -208,11 +210,9 @@ class Layer:
     def matrix(self, params: Tensor) -> Tensor:
         """Return a copy as (out, `inputs`): one row per output, the bias as last column."""
         rows = self.weight.of(params).flatten(1)
-        return (
-            rows.clone()
-            if self.bias is None
-            else torch.cat([rows, self.bias.of(params)[:, None]], 1)
-        )
+        if self.bias is None:
+            return rows.clone()
+        return torch.cat([rows, self.bias.of(params)[:, None]], 1)
 
     def put(self, params: Tensor, matrix: Tensor) -> None:
         """The reverse of `matrix`, in place."""
@@ -302,9 +302,9 @@ def _kind(module: nn.Module, shapes: list[tuple[int, ...]]) -> Kind:
         return "linear"
     if isinstance(module, nn.Conv2d) and module.groups == 1 and shapes and len(shapes[0]) == 4:
         return "conv"
-    return (
-        "norm" if "Norm" in type(module).__name__ and all(len(s) == 1 for s in shapes) else "other"
-    )
+    if "Norm" in type(module).__name__ and all(len(s) == 1 for s in shapes):
+        return "norm"
+    return "other"
 
 
 def _parts(tensors: Iterable[Tensor], names: dict[int, str]) -> dict[int, TensorPart]:
