@@ -374,8 +374,9 @@ def _one(flag: Flag, hint: Any, text: str) -> Any:
 def _unread(arg: str, found: Sequence[Flag], prog: str) -> UserError:
     """Return the error for an argument that belongs to no flag."""
     given, more = arg.partition("=")[0], f"see {prog} --help"
+    names = [name for flag in found for name in flag.names]
     if not given.startswith("-"):
-        near = nearest(given, [name for flag in found for name in flag.names], n=1, cutoff=0.5)
+        near = nearest(given, names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]} {given}?" if near else more
         return UserError(f"unexpected argument {given!r}; {hint}")
     for flag in found:
@@ -385,7 +386,7 @@ def _unread(arg: str, found: Sequence[Flag], prog: str) -> UserError:
         return UserError(
             f"unknown flag {given}: it is of {listed(having)}. All flags: {prog} --help"
         )
-    near = nearest(given, [name for flag in found for name in flag.names], n=3, cutoff=0.7)
+    near = nearest(given, names, n=3, cutoff=0.7)
     hint = f"did you mean {' or '.join(near)}? All flags: {prog} --help" if near else more
     return UserError(f"unknown flag {given}: {hint}")
 
