@@ -1,6 +1,7 @@
 """Public components: nearly white on seed images, exact for any samples, and nobody's choice."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ekiden import FedGram, UserError
 from ekiden.core.base import files
 from ekiden.methods.exact.blocks import components
 from ekiden.methods.exact.blocks.components import UNIT, Components, basis_of
-from ekiden.methods.exact.blocks.seed_images import seed_images
+from ekiden.methods.exact.blocks.seed_images import seed_images as paint
 
 SHAPE = (3, 16, 16)
 # Silos of one class have stripes in one direction.
@@ -22,9 +23,13 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
+seed_images = cache(paint)
+
+
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A basis in a second instead of a minute."""
+    """A basis in a second instead of a minute, of images that are painted once."""
+    monkeypatch.setattr(components, "seed_images", seed_images)
     monkeypatch.setattr(components, "IMAGES", 600)
     monkeypatch.setattr(components, "FILTERS", 10)
     monkeypatch.setattr(components, "UNITS", 100)
