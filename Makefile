@@ -28,7 +28,7 @@ hospital: setup
 
 # What attackers read from sums where silos allow it, and by default: the numbers on the page on security.
 attacks: setup
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -q -s $(addprefix tests/silos/test_,crafted_features.py members.py records_in_sums.py)
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -q -s $(addprefix tests/silos/across/test_,crafted_features.py members.py records_in_sums.py)
 
 # All fast tests; or those of one room: make test ROOM=clinic
 ifdef ROOM

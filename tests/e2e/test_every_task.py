@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from ekiden import load_model
 from ekiden.data import FederatedData, federate
 from tests.e2e.silos import NAMES, Federation, running
-from tests.silos.test_tasks_between_machines import data
+from tests.silos.across.test_tasks_between_machines import data
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("flower")]

@@ -35,7 +35,7 @@ from ekiden.silos.trust.parcel import Answer, Ask, ParcelPart, arguments_key, op
 from ekiden.silos.trust.sealing import Binding, Party, Reader
 from tests.fuzz import examples
 from tests.silos.fakes import NAMES, FakeNodes, with_keys
-from tests.silos.test_remote import far, here, same
+from tests.silos.test_session import far, here, same
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305

@@ -26,7 +26,7 @@ from ekiden.silos.silo.silo_file import read
 from ekiden.silos.trust import custody
 from ekiden.silos.trust.parcel import Ask, unpack
 from tests.silos.fakes import NAMES, FakeNodes, with_keys
-from tests.silos.test_remote import Stop, assert_equal, far, here, same, small
+from tests.silos.test_session import Stop, assert_equal, far, here, same, small
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 FEDSEQ = FedSeq(epochs=1)

@@ -22,7 +22,7 @@ from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust.agreement import Agreement
 from tests.silos.fakes import NAMES, FakeNodes, silos, with_keys
 from tests.silos.test_approval import hello
-from tests.silos.test_remote import assert_equal, here, plan_of
+from tests.silos.test_session import assert_equal, here, plan_of
 from tests.silos.test_silo import TERMS
 
 Command = Callable[..., tuple[int, str]]

@@ -30,10 +30,10 @@ from ekiden.silos.coordinator.session import terms_for
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import Held, read
 from ekiden.silos.trust import agreement as agreements
+from tests.silos.across.test_attacks import Attacker, terms_in
+from tests.silos.across.test_networks_of_a_run import refused
 from tests.silos.fakes import FakeNodes, evaluate
-from tests.silos.test_attacks import Attacker, terms_in
-from tests.silos.test_networks_of_a_run import refused
-from tests.silos.test_remote import same
+from tests.silos.test_session import same
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

@@ -31,6 +31,7 @@ from ekiden.silos.trust import custody, keys
 from ekiden.silos.trust import report as reports
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
 from ekiden.silos.trust.report import Reported
+from tests.silos.across.test_attacks import Attacker, layers
 from tests.silos.fakes import (
     NAMES,
     FakeNodes,
@@ -41,8 +42,7 @@ from tests.silos.fakes import (
     silo_file,
     with_keys,
 )
-from tests.silos.test_attacks import Attacker, layers
-from tests.silos.test_remote import far
+from tests.silos.test_session import far
 from tests.silos.test_silo import model as initial
 from tests.silos.test_silo import terms, with_recipe
 from tests.silos.test_silo_file import TABLE, tables

@@ -14,7 +14,7 @@ from ekiden.silos.coordinator.remote_plan import from_json
 from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.trust.agreement import parse
 from tests.silos.fakes import NAMES, FakeNodes, with_keys
-from tests.silos.test_remote import assert_equal, far, here, plan_of
+from tests.silos.test_session import assert_equal, far, here, plan_of
 from tests.silos.test_silo import TERMS
 
 CHAIN, STAR = with_lap(FedTasuki(epochs=1)), with_lap(Average(epochs=1))

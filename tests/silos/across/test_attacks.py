@@ -53,7 +53,7 @@ from ekiden.silos.trust.parcel import Answer, Ask, Hello, ParcelPart, arguments_
 from ekiden.silos.trust.report import Reported, SiloReport, total_of
 from ekiden.silos.trust.sealing import Party, Reader
 from tests.silos.fakes import NAMES, FakeNodes, mine, with_keys
-from tests.silos.test_remote import assert_equal, far, here
+from tests.silos.test_session import assert_equal, far, here
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 from ekiden.silos.trust import keys

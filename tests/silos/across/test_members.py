@@ -22,9 +22,9 @@ from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_o
 from ekiden.methods.exact.blocks.whole_features import RandomReLU
 from ekiden.methods.exact.fedran import Scatter
 from ekiden.silos.silo.policy import most_features
+from tests.silos.across.test_crafted_features import SAFE, Tampering, smoothed
 from tests.silos.fakes import NAMES, mine, with_keys
-from tests.silos.test_crafted_features import SAFE, Tampering, smoothed
-from tests.silos.test_remote import far
+from tests.silos.test_session import far
 
 VICTIM = NAMES[1]
 

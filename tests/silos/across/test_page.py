@@ -14,7 +14,7 @@ from ekiden.silos.silo.silo_file import Limits
 from ekiden.silos.trust.custody import Hop
 from ekiden.silos.trust.parcel import Hello
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SECURITY = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8") + SECURITY
 

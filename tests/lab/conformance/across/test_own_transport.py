@@ -19,7 +19,7 @@ from ekiden.methods import FedSeq, MetaFed
 from ekiden.transports import Start, Transport
 from tests.warm import WarmProcess
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "own_transport" / "run.py"
+EXAMPLE = Path(__file__).parents[4] / "examples" / "own_transport" / "run.py"
 FAST: dict[str, Any] = {
     "training": Training(lr=0.01, batch_size=16),
     "hardware": Hardware(threads=1),

@@ -32,6 +32,7 @@ from ekiden.silos.coordinator.courier import Lost
 from ekiden.silos.silo.budget import FILE
 from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.parcel import Ask, pack, unpack
+from tests.silos.across.test_crafted_features import Tampering
 from tests.silos.fakes import (
     NAMES,
     FakeNodes,
@@ -41,8 +42,7 @@ from tests.silos.fakes import (
     silo_file,
     with_keys,
 )
-from tests.silos.test_crafted_features import Tampering
-from tests.silos.test_remote import far, here
+from tests.silos.test_session import far, here
 from tests.silos.test_silo import TERMS, said, terms
 
 METHOD = FedGram(dictionary="seed", width=20)

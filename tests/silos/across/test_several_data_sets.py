@@ -17,9 +17,9 @@ from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import read
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import keys
+from tests.silos.across.test_attacks import Attacker
+from tests.silos.across.test_networks_of_a_run import refused
 from tests.silos.fakes import FakeNodes, evaluate
-from tests.silos.test_attacks import Attacker
-from tests.silos.test_networks_of_a_run import refused
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

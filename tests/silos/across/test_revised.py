@@ -25,7 +25,7 @@ from ekiden.silos.silo import participation
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust.agreement import AGREEMENT, Revision
 from tests.silos.fakes import NAMES, FakeNodes, public_key, silos, with_keys
-from tests.silos.test_remote import TRAINING, assert_equal, far
+from tests.silos.test_session import TRAINING, assert_equal, far
 from tests.silos.test_silo import TERMS
 
 METHOD = FedGram(width=120)

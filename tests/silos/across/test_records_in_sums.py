@@ -33,8 +33,8 @@ from ekiden.silos.coordinator.remote_plan import RemotePlan
 from ekiden.silos.silo.policy import most_features
 from ekiden.silos.silo.silo import Silo
 from tests.methods.test_glm import cohort, held
+from tests.silos.across.test_crafted_features import SAFE, smoothed
 from tests.silos.fakes import NAMES, FakeNodes, with_keys
-from tests.silos.test_crafted_features import SAFE, smoothed
 
 pytestmark = pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
 
