@@ -14,7 +14,7 @@ from ekiden.cli.app import COMMANDS, call
 from ekiden.cli.without_torch import _Given
 from ekiden.methods import METHODS
 
-HEAVY = ("torch._C", "pyarrow", "pandas")
+HEAVY = ("numpy._core._multiarray_umath", "PIL._imaging", "torch._C", "pyarrow", "pandas")
 PAGES = [name.split() for name in COMMANDS]
 PAGES += [["run", method.title()] for method in METHODS]
 _RUN = """

@@ -2,8 +2,8 @@
 they take to run.
 
 Help pages and the commands that read settings need definitions of methods and networks, and these
-mention PyTorch: as base classes, in annotations, as decorators. In such a process `import torch`
-gives stand-ins that can be mentioned and nothing else. Whatever would compute with one raises
+mention PyTorch: as base classes, in annotations, as decorators. In such a process `import torch`,
+and `import numpy` and `PIL`, give stand-ins that can be mentioned and nothing else. Whatever would compute with one raises
 `TensorsNeeded`, and the command starts again with PyTorch. So a wrong guess costs time, never a
 result.
 """
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 # in the environment of a command that needs PyTorch after all
 _AGAIN = "EKIDEN_WITH_TORCH"
+_SLOW = ("torch", "numpy", "PIL")
 
 
 class TensorsNeeded(BaseException):
@@ -38,6 +39,10 @@ class _Mentioned(type(Protocol)):  # type: ignore[misc]
         made = _mention(name)
         setattr(cls, name, made)
         return made
+
+    def __getitem__(cls, _: object) -> Any:
+        """Return the class itself: `NDArray[np.float64]` is an annotation."""
+        return cls
 
     __iter__ = __add__ = __mul__ = __neg__ = __float__ = __int__ = _refuse
 
@@ -79,11 +84,11 @@ class _Module(ModuleType):
 
 
 class _Finder:
-    """Finds stand-ins for all modules of PyTorch."""
+    """Finds stand-ins for all modules of PyTorch, NumPy and Pillow."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the spec of a stand-in; None for other modules."""
-        if name.partition(".")[0] != "torch":
+        if name.partition(".")[0] not in _SLOW:
             return None
         return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
 

@@ -16,7 +16,7 @@ LIKE = (
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 # microseconds
 DAY = 86_400_000_000
-LOST = int(np.iinfo(np.int64).min)
+LOST = -(2**63)
 """in place of a missing time"""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DIGITS_OF_YEAR = 4

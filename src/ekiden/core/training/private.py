@@ -47,7 +47,7 @@ _ORDERS = np.array(
         1.1,
         1.2,
         1.35,
-        *np.arange(1.5, 8, 0.25),
+        *(quarters / 4 for quarters in range(6, 32)),
         *range(8, 24),
         *range(24, 64, 4),
         64,

@@ -32,8 +32,9 @@ _OCTAVES = (1, 2, 4, 8, 16)
 _BLOCK = 128
 
 # Written down, because functions such as exp differ between libraries in the last bit.
-_QUARTER = np.array([4096, 4017, 3784, 3406, 2896, 2276, 1567, 799, 0])
-_COSINES = np.concatenate([_QUARTER, -_QUARTER[-2::-1], -_QUARTER[1:], _QUARTER[-2:0:-1]])
+_QUARTER = [4096, 4017, 3784, 3406, 2896, 2276, 1567, 799, 0]
+_FALLING = [*_QUARTER, *(-cosine for cosine in _QUARTER[-2::-1])]
+_COSINES = np.array([*_FALLING, *_FALLING[-2:0:-1]])
 # Half sizes from 4 to 60 % of an image's side in equal ratios, in 1/4096 of the side.
 _HALF_SIZES = np.array([164, 197, 236, 282, 338, 405, 485, 581, 696, 834, 999, 1197, 1434, 1718])
 _ASPECTS = np.array([614, 778, 985, 1247, 1579, 2000, 2533, 3207, 4061])  # 0.15 to 1, in 1/4096
