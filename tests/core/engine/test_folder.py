@@ -666,3 +666,23 @@ def test_a_run_that_is_named_without_its_folder_is_suggested(
             read_config(Path(name))
     with pytest.raises(UserError, match="give the path that the run printed"):
         read_config(Path("other"))
+
+
+def test_a_run_killed_before_its_configuration_keeps_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder with a config.json has these files, too, and one without can be used again."""
+    path, written = tmp_path / "run", files.write
+
+    def killed(file: Path, parts: Any) -> None:
+        if file.name == "config.json":
+            raise UserError("killed")
+        written(file, parts)
+
+    monkeypatch.setattr("ekiden.core.engine.folder.write", killed)
+    with pytest.raises(UserError, match="killed"):
+        RunFolder(path, CONFIG, needed={"link.json": "{}"})
+    assert (path / "link.json").read_text() == "{}"
+    monkeypatch.setattr("ekiden.core.engine.folder.write", written)
+    RunFolder(path, CONFIG, needed={"link.json": "{}"}).close()
+    assert (path / "config.json").exists()

@@ -144,9 +144,19 @@ class RunFolder:
     """A run folder, held by this process until `close`."""
 
     def __init__(
-        self, path: Path, config: Mapping[str, Any], clients: Mapping[str, ClientData] | None = None
+        self,
+        path: Path,
+        config: Mapping[str, Any],
+        clients: Mapping[str, ClientData] | None = None,
+        needed: Mapping[str, str] | None = None,
     ) -> None:
         """Create the folder, or open one that exists.
+
+        Args:
+            path: where it is.
+            config: what was run.
+            clients: the data of the clients.
+            needed: files, without which no run folder may be: they are there before its config.json.
 
         Raises:
             InUse: another process is using it.
@@ -161,7 +171,8 @@ class RunFolder:
         self._about = json.dumps({key: listed[key] for key in _ABOUT if key in listed})
         _refuse_links(path)
         fresh = not (path / "config.json").exists()
-        if fresh and _foreign(path):
+        needed = needed or {}
+        if fresh and _foreign(path, needed):
             what = "is a file" if path.is_file() else "is not empty and not a run folder"
             raise UserError(f"{path} {what}: choose another folder")
         if not fresh:
@@ -183,13 +194,15 @@ class RunFolder:
             raise InUse(
                 f"{path} is in use by another process: wait for it, or choose another folder"
             ) from None
-        if fresh:
-            try:
+        try:
+            for name, text in needed.items():
+                write(path / name, [text.encode()])
+            if fresh:
                 write(path / "environment.json", [_json(self._environment)])
                 write(path / "config.json", [_json(config)])
-            except UserError:
-                self.close()
-                raise
+        except UserError:
+            self.close()
+            raise
 
     def load(self, kind: type[State]) -> tuple[State, Marks] | None:
         """Return the last state written and cut the growing files back to it; None before the first
@@ -524,15 +537,14 @@ def read_lines(path: Path, *keys: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _foreign(path: Path) -> bool:
+def _foreign(path: Path, needed: Iterable[str]) -> bool:
     """Return whether the folder holds anything that a run killed before it wrote its configuration
     does not leave.
     """
     if not path.is_dir():
         return path.exists()
-    return any(
-        p.name not in ("lock", "environment.json") and p.suffix != ".tmp" for p in path.iterdir()
-    )
+    ours = ("lock", "environment.json", *needed)
+    return any(p.name not in ours and p.suffix != ".tmp" for p in path.iterdir())
 
 
 def _refuse_links(folder: Path) -> None:

@@ -468,8 +468,8 @@ def run(
     roll.introduce(agreed.text())
     hellos = roll.gather(hellos, all_of_them=everybody)
     roll.begin()
-    with closing(RunFolder(folder, _config(plan, agreed, setup, hellos, folder))) as run_folder:
-        write(folder / "link.json", [link.encode()])
+    config = _config(plan, agreed, setup, hellos, folder)
+    with closing(RunFolder(folder, config, needed={"link.json": link})) as run_folder:
         write(folder / AGREEMENT, [agreed.text().encode()])
         return _go(plan, agreed, setup, run_folder, roll, patience, say)
 
