@@ -97,7 +97,7 @@ def test_a_missing_extension_says_how_to_install_it(folder: Path) -> None:
     (folder / "query.sql").write_text(
         "ATTACH 'host=db password=geheim' AS omop (TYPE postgres, READ_ONLY); SELECT 1"
     )
-    with pytest.raises(UserError, match=r"INSTALL postgres'\)\"$") as caught:
+    with pytest.raises(UserError, match=r"INSTALL postgres\w*'\)\"$") as caught:
         query.rows(folder / "query.sql")
     assert "\n" not in str(caught.value)
     assert "geheim" not in str(caught.value)

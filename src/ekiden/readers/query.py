@@ -53,12 +53,15 @@ def rows(file: Path) -> bytes:
             *before, select = duckdb.extract_statements(text)
             for statement in (*before, select):
                 _check(file, statement.type.name, statement.query, last=statement is select)
-            tree = database.execute("SELECT json_serialize_sql(?)", [select.query]).fetchone()
-            json.loads(tree[0], object_hook=partial(_check_function, file))
+            parsed = database.execute("SELECT json_serialize_sql(?)", [select.query]).fetchall()
+            json.loads(parsed[0][0], object_hook=partial(_check_function, file))
             for statement in before:
                 database.execute(statement)
             # The word READ_ONLY may have stood in a comment.
-            if database.sql("FROM duckdb_databases() WHERE path IS NOT NULL AND NOT readonly"):
+            attached = database.sql(
+                "FROM duckdb_databases() WHERE path IS NOT NULL AND NOT readonly"
+            )
+            if attached.fetchall():
                 raise _writable(file)
             asked = select.query.strip().rstrip(";")
             found = database.sql(f"SELECT * FROM ({asked}\n) ORDER BY ALL").to_arrow_table()
