@@ -13,12 +13,10 @@ from ekiden.readers.cells import Cells, Writing
 
 
 def _read(values: Any) -> list[Any]:
-    found: list[Any] = (
-        Cells(pa.table({"when": pa.array(values)}), "a.csv", Writing(), ["when"])
-        .time("when")
-        .tolist()
-    )
-    return found
+    table = pa.table({"when": pa.array(values)})
+    found = Cells(table, "a.csv", Writing(), ["when"]).time("when")
+    assert found is not None
+    return found.tolist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(

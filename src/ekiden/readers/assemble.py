@@ -105,6 +105,11 @@ class AskedData:
     # natural owners whose rows are left out
     without: tuple[str, ...] = ()
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the samples of `like`; () without it."""
+        return () if self.like is None else self.like.shape
+
     def __post_init__(self) -> None:
         """Check what is asked for, and take the rest from `like`, or from the schema."""
         if self.size is not None and (type(self.size) is not int or self.size < 1):
@@ -115,7 +120,7 @@ class AskedData:
             object.__setattr__(self, "inputs", self.like.inputs)
         elif self.reading.schema:
             schema = schemas.read(self.reading.schema)
-            named = self.task.kind if isinstance(self.task, Task) else self.task
+            named = getattr(self.task, "kind", self.task)
             if named and schema.task and named != schema.task:
                 raise UserError(
                     f"the schema's label is for {schema.task}, not for {named}: leave out the task"
@@ -158,13 +163,17 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
     if isinstance(task, Classification) and like is None and not asked.classes:
         inspector().classes(raws, owned, reading.spelling)
     domain, domains = owners("domain", raws, asked.domains)
-    group, groups = owners("group", raws) if not silos else (None, silos)
-    # no silo has the test part of all
-    if group is None:
-        group = [
-            torch.full((len(raw),), silos.index(k)) if k else None
-            for raw, k in zip(raws, owned, strict=True)
-        ]
+    group, groups = owners("group", raws)
+    if silos:
+        groups, group = (
+            silos,
+            [_silo_of(raw, name, silos) for raw, name in zip(raws, owned, strict=True)],
+        )
+    elif reading.group_column:
+        groups = _names_of_silos(groups)
+    else:
+        # numbers of an array are no names
+        groups = ()
     pieces = [
         (raw, Samples(labels, labels, place, owner, subject=who, time=when))
         for raw, labels, place, owner, who, when in zip(
@@ -174,8 +183,6 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
     sides: tuple[Sequence[_Piece], Sequence[_Piece]] = pieces[:-1], pieces[-1:]
     if test is None:
         sides = _sides(holdings, pieces, task, whole=asked.whole)
-    if not silos:
-        groups = _names_of_silos(groups) if reading.group_column else ()
     train, held, inputs, task = _encoded(sides, asked, outputs, task)
     how: dict[str, Any] = {"task": task, "inputs": inputs, "groups": groups}
     made = Dataset(asked.name, train, held, outputs, domains, named=bool(asked.classes), **how)
@@ -194,7 +201,16 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
         refuse_constant(task.measured(train.y), outputs)
         made = replace(made, task=scaled(task, train.y))
     open_ = (made.inputs.agreed and asked.inputs is None) or isinstance(task, ScaledTask)
-    return replace(made, least=reading.min_count if open_ and not raws[0].given else 0)
+    if not open_ or raws[0].given:
+        return replace(made, least=0)
+    return replace(made, least=reading.min_count)
+
+
+def _silo_of(raw: Raw, name: str, silos: Sequence[str]) -> Tensor | None:
+    """Return the number (n,) of the silo for each sample; None for the test part of all."""
+    if not name:
+        return None
+    return torch.full((len(raw),), silos.index(name))
 
 
 def _without_owners(raws: Sequence[Raw], names: Collection[str]) -> Sequence[Raw]:
@@ -216,19 +232,25 @@ def _with_masks(raw: Raw, asked: AskedData) -> Raw:
     """Return a part with its masks, if labels are such, at the size of its images."""
     if raw.kind is not Images or (raw.label.ndim != 3 and raw.label.dtype != object):
         return raw
-    images = asked.inputs if isinstance(asked.inputs, Images) else asked.reading.images(asked.size)
-    shape = () if asked.like is None else asked.like.shape
-    return replace(raw, label=sized_masks(raw.label, images.for_shape(shape), raw.source))
+    images = asked.inputs
+    if not isinstance(images, Images):
+        images = asked.reading.images(asked.size)
+    return replace(raw, label=sized_masks(raw.label, images.for_shape(asked.shape), raw.source))
 
 
 def _encoded(
     sides: Sequence[Sequence[_Piece]], asked: AskedData, outputs: tuple[str, ...], task: Task
 ) -> tuple[Samples, Samples, Inputs, Task]:
     """Return the samples for training and for the test, what they are, and their task."""
-    first, shape = sides[0][0][0], () if asked.like is None else asked.like.shape
-    known = asked.inputs if isinstance(asked.inputs, first.kind) else None
-    wanted = Encoding(asked.reading, asked.size, known, shape)
-    different = sides[:1] if sides[0] is sides[1] else sides
+    first = sides[0][0][0]
+    known = asked.inputs
+    if not isinstance(known, first.kind):
+        known = None
+    wanted = Encoding(asked.reading, asked.size, known, asked.shape)
+    different = sides
+    if sides[0] is sides[1]:
+        # without a test part, all samples are for the test: encoded once
+        different = sides[:1]
     x, kind = first.kind.assembled([[raw for raw, _ in side] for side in different], wanted)
     encoded = [_together(each, side, outputs) for each, side in zip(x, different, strict=True)]
     train, test = encoded[0], encoded[-1]
@@ -261,10 +283,17 @@ def _sides(
     if whole and all(len(holding.parts) == 1 for holding in holdings):
         return pieces, pieces
     given = iter(pieces)
+    train, test = list[_Piece](), list[_Piece]()
     sources = [[next(given) for _ in holding.parts] for holding in holdings]
-    divided = iter(_held_out([parts[0] for parts in sources if len(parts) == 1], task))
-    pairs = [parts if len(parts) == 2 else next(divided) for parts in sources]
-    train, test = [part for part, _ in pairs], [part for _, part in pairs if len(part[1])]
+    undivided = [parts[0] for parts in sources if len(parts) == 1]
+    divided = iter(_held_out(undivided, task))
+    for parts in sources:
+        own, *held = parts
+        if not held:
+            own, *held = next(divided)
+        train.append(own)
+        # a small source may have nothing to hold out
+        test += [part for part in held if len(part[1])]
     if not test:
         raw = pieces[0][0]
         raise UserError(
@@ -307,22 +336,31 @@ def _held_out(sources: Sequence[_Piece], task: Task) -> list[list[_Piece]]:
     """Divide each source into a training part and a test part. A subject of several sources is not
     divided either.
     """
+    if not sources:
+        return []
     each = [samples for _, samples in sources]
     strata = [scaled(task, s.y).strata(s.y) for s in each]
-    rows = holdout.hold_out(each, strata, sources[0][0].source) if sources else []
+    rows = holdout.hold_out(each, strata, sources[0][0].source)
     return [
-        [(raw.taken(part.numpy()) if len(part) else raw, samples.taken(part)) for part in parts]
-        for (raw, samples), parts in zip(sources, rows, strict=True)
+        [_piece_of(source, part) for part in parts]
+        for source, parts in zip(sources, rows, strict=True)
     ]
+
+
+def _piece_of(source: _Piece, rows: Tensor) -> _Piece:
+    """Return these rows of a source."""
+    raw, samples = source
+    # a part without samples is left out later, and none can be read of it
+    if len(rows):
+        raw = raw.taken(rows.numpy())
+    return raw, samples.taken(rows)
 
 
 def _together(x: Tensor, side: Sequence[_Piece], classes: tuple[str, ...]) -> Samples:
     """Return the encoded samples `x` of one side, with their labels and owners."""
-    each = {
-        name: [getattr(s, name) for _, s in side]
-        for name in ("y", "domain", "group", "subject", "time")
-    }
-    whole: dict[str, Any] = {
-        k: None if any(v is None for v in parts) else torch.cat(parts) for k, parts in each.items()
-    }
+    whole: dict[str, Any] = {}
+    for name in ("y", "domain", "group", "subject", "time"):
+        parts = [getattr(samples, name) for _, samples in side]
+        if all(part is not None for part in parts):
+            whole[name] = torch.cat(parts)
     return Samples(x, classes=classes, **whole)

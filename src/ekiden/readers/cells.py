@@ -192,10 +192,10 @@ class _Text:
     def where(self, cell: int) -> str:
         """Return a cell and its first row, for messages."""
         first = int(np.flatnonzero(self.places == cell)[0])
-        more = int(self.counts[cell]) - 1
-        return f"{short(self.texts[cell])} in {row_text(first)}" + (
-            f" and {more} more" if more else ""
-        )
+        shown = f"{short(self.texts[cell])} in {row_text(first)}"
+        if self.counts[cell] > 1:
+            shown += f" and {self.counts[cell] - 1} more"
+        return shown
 
     def first(self, which: NDArray[np.bool_]) -> str:
         """Return the first of these cells and its row, for messages."""
@@ -223,8 +223,7 @@ class Cells:
         self._table = table
         self._source = source
         self._writing = writing
-        delimiter = (table.schema.metadata or {}).get(DELIMITER)
-        self._delimiter = delimiter.decode() if delimiter else ""
+        self._delimiter = (table.schema.metadata or {}).get(DELIMITER, b"").decode()
         self._texts = {
             name: _Text.of(_strings(table[name]), writing.marks(name), writing.dates)
             for name in measured
@@ -271,8 +270,10 @@ class Cells:
         text = self._texts[name]
         if dates:
             return np.array(text.spread(~text.dated, False), dtype=bool)
-        number, words = text.numbers[self.decimal], text.like("^(?i:true|false)$")
-        fits = number | words if not (number & ~text.like("^[01]$")).any() else number
+        fits, bits = text.numbers[self.decimal], text.like("^[01]$")
+        # among 0 and 1 only, true and false are numbers as well
+        if not (fits & ~bits).any():
+            fits = fits | text.like("^(?i:true|false)$")
         return np.array(text.spread(~fits, False), dtype=bool)
 
     def names(self, name: str) -> Any:
@@ -369,10 +370,16 @@ class Cells:
     def cell(self, name: str, row: int) -> str:
         """Return the cell of a missing value for messages, if there is something in it."""
         text = str(self._table[name][row].as_py() or "").strip()
-        return f", which holds {short(text)}" if text else ""
+        if not text:
+            return ""
+        return f", which holds {short(text)}"
 
-    def time(self, name: str) -> NDArray[Any]:
-        """Return a column of times (n,): datetime64[us] for dates, float64 for numbers."""
+    def time(self, name: str) -> NDArray[Any] | None:
+        """Return a column of times (n,): datetime64[us] for dates, float64 for numbers; None if the
+        name is empty.
+        """
+        if not name:
+            return None
         read = self.features([name], (), [name])
         values = np.array(read[name].to_numpy(), dtype=np.float64)
         lost = np.isnan(values)
@@ -400,8 +407,10 @@ class Cells:
     @cached_property
     def decimal(self) -> Literal[".", ","]:
         """Return the decimal sign of the table, which all its numbers decide together."""
-        if self._writing.decimal:
-            return "." if self._writing.decimal == "point" else ","
+        if self._writing.decimal == "point":
+            return "."
+        if self._writing.decimal == "comma":
+            return ","
         # a number that has this sign for certain, and its column
         only: dict[str, tuple[str, str]] = {}
         open_: tuple[str, str] | None = None
@@ -421,9 +430,9 @@ class Cells:
                 f"{only['.'][1]}) and with a "
                 f"comma (column {only[','][0]!r}: {only[','][1]}): write all alike"
             )
-        if only:
-            return "," if "," in only else "."
-        if open_ is not None:
+        if "," in only:
+            return ","
+        if open_ is not None and not only:
             raise UserError(
                 f"column {open_[0]!r} of {self._source} holds {open_[1]}, which may have decimals "
                 "or thousands: say "
@@ -440,9 +449,10 @@ class Cells:
         text = self._texts[name]
         what = f"column {name!r} of {self._source}"
         if not len(text.cells):
-            return (
-                _floats(np.full(len(text.places), np.nan)) if strict else pa.nulls(len(text.places))
-            ), ""
+            empty = pa.nulls(len(text.places))
+            if strict:
+                empty = empty.cast(pa.float64())
+            return empty, ""
         if (truth := text.truth) is not None:
             return _floats(text.spread(truth, np.nan)), ""
         number = text.numbers[self.decimal]
@@ -532,7 +542,10 @@ class Cells:
         import pyarrow.compute as pc
 
         cells = pc.replace_substring_regex(text.plain.cells, r"^\+", "")
-        cells = pc.replace_substring(cells, "," if self.decimal == "." else ".", "")
+        thousands = ","
+        if self.decimal == ",":
+            thousands = "."
+        cells = pc.replace_substring(cells, thousands, "")
         cells = pc.replace_substring(cells, self.decimal, ".")
         return np.array(cells.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
 
@@ -613,7 +626,9 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
         return
     low, high = float(rest[0]), float(rest[-1])
     # below all other numbers, a quarter of their range is far: hardly anything is measured there
-    below = (1 if dates else 0.25) * (high - low)
+    below = (high - low) / 4
+    if dates:
+        below = high - low
     far = marks & ((different < low - below) | (different >= 2 * high - low))
     for mark, count in zip(different[far].tolist(), counts[far].tolist(), strict=True):
         shown, *ends = (_shown_number(one, dates=dates) for one in (mark, low, high))
@@ -641,12 +656,16 @@ def _may_mark(different: Floats, counts: NDArray[np.int64]) -> NDArray[np.bool_]
 
 
 def _shown_number(value: float, *, dates: bool) -> str:
-    return iso(int(value * DAY), whole=True) if dates else f"{value:.15g}"
+    if dates:
+        return iso(int(value * DAY), whole=True)
+    return f"{value:.15g}"
 
 
 def _written(stamps: NDArray[np.int64], zoned: bool) -> str:
     """Return what dates are: without a time of day, a time zone changes nothing."""
-    return ZONE if zoned and (stamps % DAY).any() else "dates"
+    if zoned and (stamps % DAY).any():
+        return ZONE
+    return "dates"
 
 
 def is_text(kind: Any) -> bool:
@@ -662,8 +681,9 @@ def _strings(column: Any) -> Any:
     """Return a column of text as one array."""
     import pyarrow as pa
 
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return array.cast(pa.large_string())
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    return column.cast(pa.large_string())
 
 
 def _floats(values: Floats) -> Any:
@@ -693,4 +713,6 @@ def _categories(name: str) -> str:
 
 
 def short(text: str | None) -> str:
-    return repr(text if text is None or len(text) <= 40 else f"{text[:37]}...")
+    if text is not None and len(text) > 40:
+        text = f"{text[:37]}..."
+    return repr(text)

@@ -150,8 +150,10 @@ class Reading(Checked):
 
     def located(self) -> "Reading":
         """Return these options so that they mean the same in every folder."""
-        schema = str(Path(self.schema).expanduser().absolute()) if self.schema else ""
-        return replace(self, sample_kind=outside.located(self.sample_kind), schema=schema)
+        found = replace(self, sample_kind=outside.located(self.sample_kind))
+        if self.schema:
+            found = replace(found, schema=str(Path(self.schema).expanduser().absolute()))
+        return found
 
     def with_schema(self) -> "Reading":
         """Return these options with the columns that the schema names, if there is one."""
@@ -253,7 +255,7 @@ class Columns:
 
 
 USUAL = Columns()
-_YES = ("true", "yes")
+_YES, _NO = ("true", "yes"), ("false", "no")
 
 
 def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
@@ -280,32 +282,37 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
     kind, chosen = _kind(table, source, reading, usual, meant)
     if kind is not Table and usual == USUAL and not reading.schema:
         _say_left(table, source, kind, meant.union(chosen, reading.drop_columns))
-    measured = chosen if kind is Table else []
-    cells = Cells(table, source, reading.writing, [*measured, *targets, *filter(None, [time])])
+    measured = [*targets, *filter(None, [time])]
     if kind is Table:
-        schema = schemas.read(reading.schema) if reading.schema else None
-        numbers = schema.of_kind("number", "date") if schema else ()
+        measured += chosen
+    cells = Cells(table, source, reading.writing, measured)
+    if kind is Table:
+        numbers: tuple[str, ...] = ()
+        if reading.schema:
+            numbers = schemas.read(reading.schema).of_kind("number", "date")
         read = cells.features(chosen, reading.categorical_columns, numbers)
     else:
         read = kind.of_cells(table.select(chosen), source)
-    masked = kind is Images and len(targets) == 1 and holds_files(table[targets[0]])
     label: NDArray[Any] = np.zeros(len(table), dtype=np.int64)
-    if masked:
+    classes: tuple[str, ...] = ()
+    if len(targets) == 1:
+        classes = _names(table, targets[0], b"label_names")
+    if len(targets) == 1 and kind is Images and holds_files(table[targets[0]]):
         label = masks(kind.of_cells(table.select(targets), source), read, source)
+        targets = ()
     elif targets:
         label = targets_of(table, targets, source, cells)
-    who = names_of(table, subject, source, cells).astype(np.str_) if subject else None
     return Raw(
         source,
         read,
         label,
-        names_of(table, domain, source, cells) if domain else None,
-        names_of(table, group, source, cells) if group else None,
-        _names(table, targets[0], b"label_names") if len(targets) == 1 else (),
-        _names(table, domain, b"domain_names") if domain else (),
-        () if masked else targets,
-        who,
-        cells.time(time) if time else None,
+        owners_of(table, domain, source, cells),
+        owners_of(table, group, source, cells),
+        classes,
+        _names(table, domain, b"domain_names"),
+        targets,
+        owners_of(table, subject, source, cells),
+        cells.time(time),
         kind=kind,
     )
 
@@ -334,9 +341,10 @@ def _check_names(table: Any, source: str, reading: Reading) -> None:
 def _usual_owner(table: Any, usual: str, default: str, reading: Reading) -> str:
     """Return the column of owners if none is named; "" if there is none."""
     # who names a column names all that mean something
-    if usual == default and reading.names_columns:
+    named = usual == default and reading.names_columns
+    if named or usual not in table.column_names:
         return ""
-    return usual if usual in table.column_names else ""
+    return usual
 
 
 def _say_left(table: Any, source: str, kind: type[Inputs], meant: Collection[str]) -> None:
@@ -387,8 +395,10 @@ def _label(table: Any, usual: Columns) -> tuple[str, ...]:
     for name in ("label", usual.label):
         if name in table.column_names:
             return (name,)
-    named = [name for name in table.column_names if _names(table, name, b"")]
-    return tuple(named) if len(named) == 1 else ()
+    named = tuple(name for name in table.column_names if _names(table, name, b""))
+    if len(named) > 1:
+        return ()
+    return named
 
 
 def _kind(
@@ -445,21 +455,16 @@ def targets_of(table: Any, columns: Sequence[str], source: str, cells: Cells) ->
     each = [_target(table[name], name, source, cells) for name in columns]
     if len(each) == 1:
         return each[0]
-    for name, values in zip(columns, each, strict=True):
-        if values.dtype.kind == "U" and not {text.lower() for text in np.unique(values)} <= {
-            *_YES,
-            "false",
-            "no",
-        }:
-            raise UserError(
-                f"column {name!r} of {source} holds names: with several --label-column, all must "
-                "hold numbers, or yes and no"
-            )
-    whole = [
-        np.isin(np.char.lower(v), _YES) if v.dtype.kind == "U" else v.astype(np.float64)
-        for v in each
-    ]
-    return np.stack(whole, axis=1, dtype=float)
+    for k, values in enumerate(each):
+        if values.dtype.kind == "U":
+            words = np.char.lower(values)
+            each[k] = np.isin(words, _YES)
+            if not np.isin(words[~each[k]], _NO).all():
+                raise UserError(
+                    f"column {columns[k]!r} of {source} holds names: with several --label-column, "
+                    "all must hold numbers, or yes and no"
+                )
+    return np.stack(each, axis=1, dtype=np.float64)
 
 
 def _target(column: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
@@ -493,12 +498,14 @@ def _target(column: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
     return values
 
 
-def names_of(table: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
-    """Return groups or domains: integers or names. Whole numbers that are stored as floats count as
-    integers.
+def owners_of(table: Any, name: str, source: str, cells: Cells) -> NDArray[Any] | None:
+    """Return groups, domains or subjects: integers or names; None if the table has no such column.
+    Whole numbers that are stored as floats count as integers.
     """
     import pyarrow as pa
 
+    if name not in table.column_names:
+        return None
     column = table[name]
     if pa.types.is_integer(column.type) and not column.null_count:
         # a copy, as Arrow's memory is read-only

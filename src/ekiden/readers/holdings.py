@@ -43,13 +43,7 @@ _HIDDEN = (".", "__", "~$", "@eaDir", "$RECYCLE.BIN", "lost+found", "System Volu
 def find(path: Path) -> tuple[Path, Path | None]:
     """Return the training part and, if there is one, the test part of the data at `path`."""
     if not path.exists():
-        there = {file.stem: file for file in path.parent.iterdir()} if path.parent.is_dir() else {}
-        near = get_close_matches(path.stem, there, n=1, cutoff=0.75)
-        hint = f"did you mean {str(there[near[0]])!r}? Otherwise " if near else ""
-        kinds = f"a folder of class folders, or a file {', '.join(READABLE)}"
-        if re.match(r"(?i)[a-z][a-z0-9+]+:/", str(path)):
-            hint = "it is an address: download what is there, and "
-        raise UserError(f"there is no file or folder {str(path)!r}: {hint}give {kinds}")
+        raise _not_there(path)
     if path.is_file():
         if path.suffix.lower() not in READABLE:
             raise UserError(
@@ -57,12 +51,27 @@ def find(path: Path) -> tuple[Path, Path | None]:
                 "or a folder of class folders."
             )
         sibling = path.with_name(path.name.replace("train", "test"))
-        return path, sibling if sibling != path and sibling.is_file() else None
+        if sibling != path and sibling.is_file():
+            return path, sibling
+        return path, None
     there = {part.name.lower(): part for part in sorted(path.iterdir())}
     for name in (*(f"train{suffix}" for suffix in READABLE), "train"):
         if name in there:
             return there[name], there.get(name.replace("train", "test"))
     return path, None
+
+
+def _not_there(path: Path) -> UserError:
+    """Return a line about a path that does not exist, with a name that is nearly the same."""
+    hint = ""
+    if path.parent.is_dir():
+        there = {file.stem: file for file in path.parent.iterdir()}
+        for near in get_close_matches(path.stem, there, n=1, cutoff=0.75):
+            hint = f"did you mean {str(there[near])!r}? Otherwise "
+    if re.match(r"(?i)[a-z][a-z0-9+]+:/", str(path)):
+        hint = "it is an address: download what is there, and "
+    kinds = f"a folder of class folders, or a file {', '.join(READABLE)}"
+    return UserError(f"there is no file or folder {str(path)!r}: {hint}give {kinds}")
 
 
 def files(table: Path, reading: Reading, usual: columns.Columns) -> Iterator[tuple[str, Path]]:
@@ -153,17 +162,18 @@ def _may_name_images(table: Path, reading: Reading, usual: columns.Columns) -> b
     """
     with table.open("rb") as text:
         head = text.read(1 << 16)
-    names = [reading.image_column] if reading.image_column else ["image", usual.image]
-    return any(name.encode() in head for name in names)
+    if reading.image_column:
+        return reading.image_column.encode() in head
+    return b"image" in head or usual.image.encode() in head
 
 
 def _pictured(table: Any, reading: Reading, usual: columns.Columns) -> list[str]:
     """Return the column of images, and those of labels, which may be masks; none without images."""
     image = columns.image_column(table, reading, usual)
-    labels = reading.label_column or ("label",)
-    return (
-        [] if image is None else [image, *(name for name in labels if name in table.column_names)]
-    )
+    if image is None:
+        return []
+    labels = {*(reading.label_column or ("label",))}
+    return [image, *labels.intersection(table.column_names)]
 
 
 def _paths(file: Any, name: str) -> list[Any]:
@@ -175,7 +185,9 @@ def _paths(file: Any, name: str) -> list[Any]:
     if pa.types.is_struct(kind):
         structs = file.read([f"{name}.path"])[name]
         return list(pc.struct_field(structs, "path").to_pylist())
-    return list(file.read([name])[name].to_pylist()) if is_text(kind) else []
+    if not is_text(kind):
+        return []
+    return list(file.read([name])[name].to_pylist())
 
 
 def read(root: Path, reading: Reading) -> Raw:
@@ -192,31 +204,31 @@ def read(root: Path, reading: Reading) -> Raw:
         )
     levels = {name.count("/") for name, _ in found}
     if levels not in ({1}, {2}):
-        where = f"in {root.name} itself" if levels == {0} else f"at {len(levels)} levels"
+        where = f"at {len(levels)} levels"
+        if levels == {0}:
+            where = f"in {root.name} itself"
         raise UserError(
             f"{root} must hold {kind.words} in class folders (cat/1.png) or all in domain/class "
             f"folders (photo/cat/1.png); found {len(found)} {kind.words} {where}."
         )
     parts = [name.split("/") for name, _ in found]
-    if levels == {2} and len(named := {p[0] for p in parts if p[0].lower() in PARTS}) > 1:
-        raise UserError(
-            f"the folders {listed(sorted(named))} of {root} are parts of one data set, and none is "
-            "called train: call the training part train, and the test part test"
-        )
+    domain = None
+    if levels == {2}:
+        domain = np.array([first for first, *_ in parts])
+        named = {name for name in np.unique(domain).tolist() if name.lower() in PARTS}
+        if len(named) > 1:
+            raise UserError(
+                f"the folders {listed(sorted(named))} of {root} are parts of one data set, and "
+                "none is called train: call the training part train, and the test part test"
+            )
     if left:
-        kinds = ", ".join(name for name, _ in left.most_common(5))
-        verb = "is" if left.total() == 1 else "are"
         tell(
-            f"{counted(left.total(), 'file')} below {root} {verb} not read as {kind.words} "
-            f"({kinds})"
+            f"{counted(left.total(), 'file')} below {root} not read as {kind.words} "
+            f"({listed(left)})"
         )
-    return Raw(
-        source=str(root),
-        images=[file for _, file in found],
-        label=np.array([p[-2] for p in parts]),
-        domain=np.array([p[0] for p in parts]) if levels == {2} else None,
-        kind=kind,
-    )
+    files_ = [file for _, file in found]
+    label = np.array([part[-2] for part in parts])
+    return Raw(str(root), files_, label, domain, kind=kind)
 
 
 def check_class_folders(parts: Sequence[Path], reading: Reading) -> None:
@@ -303,13 +315,17 @@ def _raw(x: Tensor, y: Any, what: str, classes: tuple[str, ...] = ()) -> Raw:
         and len(y) > 0
         and all(isinstance(label, str) for label in y)
     )
-    try:
-        label = y.astype(np.str_) if names else torch.as_tensor(y).cpu().numpy()
-    except TypeError:
-        raise UserError(
-            f"{what} holds {y.dtype} as labels: give integers, numbers or names"
-        ) from None
-    tokens = not names and isinstance(inferred(torch.as_tensor(label), x), LanguageModelling)
+    tokens = False
+    if names:
+        label = y.astype(np.str_)
+    else:
+        try:
+            numbers = torch.as_tensor(y).cpu()
+        except TypeError:
+            raise UserError(
+                f"{what} holds {y.dtype} as labels: give integers, numbers or names"
+            ) from None
+        label, tokens = numbers.numpy(), isinstance(inferred(numbers, x), LanguageModelling)
     x = x.long() if tokens else _inputs(x, what)
     if len(label) != len(x):
         raise UserError(
@@ -333,7 +349,9 @@ def _for_each(values: Any, raw: Raw, part: str) -> NDArray[Any] | None:
             f"{what} has shape {tuple(numbers.shape)}: give one finite number for each of "
             f"{len(raw)} samples"
         )
-    return (numbers if numbers.is_floating_point() else numbers.long()).cpu().numpy()
+    if not numbers.is_floating_point():
+        numbers = numbers.long()
+    return numbers.cpu().numpy()
 
 
 def _array_like(part: Any) -> bool:
@@ -352,7 +370,8 @@ def _array(part: Any, what: str) -> Any:
         raise UserError(f"{what} holds masked values: fill them, or leave such samples out")
     try:
         array = np.asarray(part)
-        array = np.char.decode(array) if array.dtype.kind == "S" else array
+        if array.dtype.kind == "S":
+            array = np.char.decode(array)
     except ValueError:
         raise UserError(
             f"{what} holds rows of different lengths: give each sample the same shape"
@@ -366,29 +385,30 @@ def _array(part: Any, what: str) -> Any:
         or any(stride < 0 for stride in array.strides)
         or not array.flags.writeable
     )
-    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C") if foreign else array
+    if foreign:
+        return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+    return array
 
 
 def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
     """Return the samples and labels of pairs."""
     wanted = f"{what} must be tensors (x, y) or a map-style dataset of pairs (x, y), y integers, names or masks"
     try:
-        counted_ = hasattr(pairs, "__len__")
-        items = [pairs[i] for i in range(len(pairs))] if counted_ else [*iter(pairs)]
+        again = hasattr(pairs, "__len__")
+        items = [pairs[i] for i in range(len(pairs))] if again else [*iter(pairs)]
         for item in items:
             if not isinstance(item, tuple | list) or len(item) != 2:
-                parts = f" of {len(item)} parts" if hasattr(item, "__len__") else ""
-                raise UserError(f"{wanted}, not samples of type {type(item).__name__}{parts}.")
-        if counted_:
+                raise UserError(f"{wanted}, not samples of type {type(item).__name__}.")
+        if not items:
+            return torch.empty(0), torch.empty(0, dtype=torch.int64)
+        if again:
             _say_random(items, pairs, what)
-        xs = [x for x, _ in items]
-        ys = [np.array(y) if isinstance(y, Image.Image) else y for _, y in items]
-        named = bool(ys) and all(isinstance(y, str) for y in ys)
-        labels = np.array(ys, dtype=np.str_) if named else _numbers(ys)
-        if xs and all(isinstance(x, Image.Image) for x in xs):
+        xs, ys = zip(*items, strict=True)
+        labels = _labels(ys)
+        if all(isinstance(x, Image.Image) for x in xs):
             opened = Raw(what, xs, np.zeros(len(xs), dtype=np.int64), kind=Images)
             return decode([[opened]], Images())[0], labels
-        tensors = [x if isinstance(x, Tensor) else torch.from_numpy(np.array(x)) for x in xs]
+        tensors = [*map(_tensor, xs)]
     except (TypeError, ValueError, KeyError, OverflowError, RuntimeError) as error:
         raise UserError(f"{wanted} ({error}).") from error
     shapes = {tuple(x.shape) for x in tensors}
@@ -397,7 +417,14 @@ def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
             f"samples of {what} differ in shape ({', '.join(map(str, sorted(shapes)[:3]))}): "
             "resize them."
         )
-    return (torch.stack(tensors) if tensors else torch.empty(0)), labels
+    return torch.stack(tensors), labels
+
+
+def _tensor(part: Any) -> Tensor:
+    """Return a tensor, a number, an array or an opened image as a tensor."""
+    if isinstance(part, Tensor):
+        return part
+    return torch.from_numpy(np.array(part))
 
 
 def _say_random(items: Sequence[Any], pairs: Any, what: str) -> None:
@@ -415,12 +442,20 @@ def _say_random(items: Sequence[Any], pairs: Any, what: str) -> None:
             return
 
 
-def _numbers(ys: Sequence[Any]) -> Tensor:
-    """Return the labels of pairs: whole numbers as int64, other numbers and arrays unchanged."""
-    if any(np.ndim(y) for y in ys):
-        return torch.stack([torch.as_tensor(y) for y in ys])
-    values = torch.tensor([float(y) for y in ys], dtype=torch.float64)
-    return torch.tensor([int(y) for y in ys]) if bool((values == values.floor()).all()) else values
+def _labels(ys: Sequence[Any]) -> Any:
+    """Return the labels of pairs: names; whole numbers as int64; other numbers, arrays and masks
+    unchanged.
+    """
+    if all(isinstance(y, str) for y in ys):
+        return np.array(ys, dtype=np.str_)
+    if isinstance(ys[0], Image.Image):
+        return torch.stack([*map(_tensor, ys)])
+    if any(map(np.ndim, ys)):
+        return torch.stack([*map(torch.as_tensor, ys)])
+    values = torch.tensor([*map(float, ys)], dtype=torch.float64)
+    if bool((values == values.floor()).all()):
+        return torch.tensor([*map(int, ys)])
+    return values
 
 
 def _inputs(x: Tensor, what: str) -> Tensor:
@@ -450,7 +485,7 @@ class Holding:
     @property
     def parts(self) -> list[Raw]:
         """Return the training part and, if there is one, the test part."""
-        return [self.train] if self.test is None else [self.train, self.test]
+        return [part for part in (self.train, self.test) if part is not None]
 
 
 def hold(
@@ -555,10 +590,7 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
             f"groups, domains, subjects and times of {source} cannot be read: {frames.first(error)}"
         ) from None
     cells = Cells(owned, source, reading.writing, owned.column_names)
-    group, domain, subject = (
-        columns.names_of(owned, name, source, cells) if name in found else None
-        for name in owners[:3]
-    )
+    group, domain, subject = (columns.owners_of(owned, name, source, cells) for name in owners[:3])
     if unused := sorted({*found} - {sample, *labels, *filter(None, owners)}):
         tell(
             f"{source} holds {', '.join(unused)}, which nothing uses: say what they mean, as by "
@@ -572,8 +604,8 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
         group,
         kind=arrays.Arrays,
         targets=(label,),
-        subject=None if subject is None else subject.astype(np.str_),
-        time=cells.time(reading.time_column) if reading.time_column else None,
+        subject=subject,
+        time=cells.time(reading.time_column),
     )
 
 

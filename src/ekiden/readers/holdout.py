@@ -40,11 +40,9 @@ def divided(strata: Tensor, domain: Tensor | None, group: Tensor | None) -> tupl
         Training rows and test rows, int64, each in ascending order.
     """
     train, test = by_strata(domain, group, strata)
-    return (
-        by_strata(group)
-        if group is not None and len(test) < FRACTION / 2 * len(strata)
-        else (train, test)
-    )
+    if group is not None and len(test) < FRACTION / 2 * len(strata):
+        return by_strata(group)
+    return train, test
 
 
 def by_strata(*keys: Tensor | None, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -88,13 +86,12 @@ class DealtUnits:
 
     def __init__(self, train: Samples, rows: Rows | None = None) -> None:
         """Make units of some rows; of all by default."""
-        rows = np.arange(len(train)) if rows is None else rows
+        if rows is None:
+            rows = np.arange(len(train))
         self.whole = train.subject is not None
-        unit = (
-            np.arange(len(rows))
-            if train.subject is None
-            else numbered(train.subject.cpu().numpy()[rows])
-        )
+        unit = np.arange(len(rows))
+        if train.subject is not None:
+            unit = numbered(train.subject.cpu().numpy()[rows])
         # (count,) rows of each
         self.sizes = np.bincount(unit)
         # number of units
@@ -181,10 +178,14 @@ def held_out(
     Returns:
         (n,) whether a row is held out.
     """
-    unit = np.arange(len(silo)) if subject is None else numbered(subject)
+    unit = np.arange(len(silo))
+    if subject is not None:
+        unit = numbered(subject)
     if time is not None:
         return _recent(share, silo, unit, time, some)[unit]
-    return _whole(share, silo, unit, np.zeros_like(silo) if strata is None else strata, some)[unit]
+    if strata is None:
+        strata = np.zeros_like(silo)
+    return _whole(share, silo, unit, strata, some)[unit]
 
 
 def _recent(share: float, silo: Rows, unit: Rows, time: NDArray[Any], some: bool) -> Mask:
@@ -287,33 +288,25 @@ def hold_out(
             for part, labels in zip(parts, strata, strict=True)
         ]
     )
-    subject, time = (
-        together([part.subject for part in parts]),
-        together([part.time for part in parts]),
-    )
     order = np.random.default_rng(0).permutation(len(silo))
+    given = {
+        "subject": together([part.subject for part in parts]),
+        "time": together([part.time for part in parts]),
+    }
+    known = {name: values[order] for name, values in given.items() if values is not None}
     held = np.zeros(len(silo), dtype=bool)
-    held[order] = held_out(
-        FRACTION,
-        silo[order],
-        subject=None if subject is None else subject[order],
-        time=None if time is None else time[order],
-        strata=kinds[order],
-        some=True,
-    )
+    held[order] = held_out(FRACTION, silo[order], strata=kinds[order], some=True, **known)
     if not held.any() or held.all():
-        if time is None:
-            assert subject is not None
-            few, needed = (
-                counted(len(np.unique(subject)), "subject"),
-                "a silo, and a class, needs two subjects or more",
-            )
+        if "time" in known:
+            latest = known["time"]
+            few, needed = "", "a silo needs two or more"
+            if "subject" in known:
+                latest = _latest(numbered(known["subject"]), latest)
+                few = " at which subjects were last seen"
+            few = counted(len(np.unique(latest)), "time") + few
         else:
-            latest = np.unique(_latest(numbered(subject), time) if subject is not None else time)
-            few = counted(len(latest), "time") + " at which subjects were last seen" * (
-                subject is not None
-            )
-            needed = "a silo needs two or more"
+            few = counted(len(np.unique(known["subject"])), "subject")
+            needed = "a silo, and a class, needs two subjects or more"
         raise UserError(
             f"{what} has {few}, too few to hold out a test part: {needed}; give a test part"
         )
@@ -326,7 +319,9 @@ def hold_out(
 def together(parts: Sequence[Tensor | None]) -> NDArray[Any] | None:
     """Return the values of all parts in one array; None if a part has none."""
     given = [part.cpu().numpy() for part in parts if part is not None]
-    return np.concatenate(given) if len(given) == len(parts) else None
+    if len(given) < len(parts):
+        return None
+    return np.concatenate(given)
 
 
 def _numbers(key: Tensor | None) -> list[Rows]:

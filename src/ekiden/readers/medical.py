@@ -76,17 +76,26 @@ def image(item: Path | bytes) -> Image.Image:
     return load(item).image
 
 
+def _file_and_number(item: Any) -> tuple[Any, int | None]:
+    """Return the file and the number of the slice that its name has after #; bytes unchanged."""
+    if isinstance(item, Path):
+        return split(item)
+    return item, None
+
+
 def look(item: Path | bytes) -> Look:
     """Return what the header says."""
-    path, number = split(item) if isinstance(item, Path) else (None, None)
-    if path is not None and path.name.lower().endswith(NIFTI):
-        return _Volume(path).look(number)
-    data = _read(item if path is None else path, stop_before_pixels=True)
+    file, number = _file_and_number(item)
+    if isinstance(file, Path) and file.name.lower().endswith(NIFTI):
+        return _Volume(file).look(number)
+    data = _read(file, stop_before_pixels=True)
     if not data.get("Rows") or not data.get("Columns"):
         raise UserError(
             f"it holds no picture ({data.get('Modality') or 'no modality'}): leave it out"
         )
-    pages = 1 if number is not None else _frames(data)
+    pages = 1
+    if number is None:
+        pages = _frames(data)
     size = int(data.Columns), int(data.Rows)
     apart = _of_frame(data, 0, "PixelMeasuresSequence").get("PixelSpacing") or data.get(
         "ImagerPixelSpacing"
@@ -129,21 +138,20 @@ def _plane(data: Any) -> str:
 
 def load(item: Path | bytes) -> Loaded:
     """Return the pixels."""
-    path, number = split(item) if isinstance(item, Path) else (None, None)
-    if path is not None and path.name.lower().endswith(NIFTI):
-        return _Volume(path).load(number)
-    return _dicom(_read(item if path is None else path), number)
+    file, number = _file_and_number(item)
+    if isinstance(file, Path) and file.name.lower().endswith(NIFTI):
+        return _Volume(file).load(number)
+    return _dicom(_read(file), number)
 
 
 def mask(item: Path, image: Any) -> NDArray[Any]:
     """Return the labels of a NIfTI mask on the slice that is read of its image, turned as the image
     is.
     """
-    (path, number), (beside, wanted) = (
-        split(item),
-        split(image) if isinstance(image, Path) else (Path(), None),
-    )
-    if not all(file.name.lower().endswith(NIFTI) for file in (path, beside)):
+    path, number = split(item)
+    beside, wanted = _file_and_number(image)
+    both = path, beside
+    if not all(isinstance(file, Path) and file.name.lower().endswith(NIFTI) for file in both):
         raise UserError(
             "a mask is a NIfTI file if its image is one, otherwise a PNG or TIFF file: convert it"
         )
@@ -179,7 +187,7 @@ class _Volume:
 
         self.file: Any = nibabel.load(path)
         shape = self.file.shape
-        self.dims = (*shape, 1, 1)[:3] if len(shape) < 3 else shape[:3]
+        self.dims = (*shape, 1, 1)[:3]
         if max(shape[3:], default=1) > 1:
             raise UserError(
                 f"it has {len(shape)} dimensions, {' x '.join(map(str, shape))}: give a volume "
@@ -196,7 +204,9 @@ class _Volume:
         self._grid = self.file.affine @ nibabel.orientations.inv_ornt_aff(turned, self.dims)
         flat = [axis for axis in range(3) if self.dims[self.stored[axis]] == 1]
         # a volume of one slice is that slice
-        self.across = flat[0] if len(flat) == 1 else 2
+        self.across = 2
+        if len(flat) == 1:
+            self.across = flat[0]
         self.right, self.up = (self.stored[axis] for axis in range(3) if axis != self.across)
         zooms = (*map(float, self.file.header.get_zooms()), 1.0, 1.0)
         self.spacing = zooms[self.up] * {"meter": 1e3, "micron": 1e-3}.get(
@@ -225,10 +235,10 @@ class _Volume:
         count = self.dims[self.stored[self.across]]
         chosen(count, number, "slice")
         size = self.dims[self.right], self.dims[self.up]
-        colour, pages = (
-            self.file.get_data_dtype().names is not None,
-            1 if number is not None else count,
-        )
+        colour = self.file.get_data_dtype().names is not None
+        pages = 1
+        if number is None:
+            pages = count
         return Look(size, colour, pages, self.doubt, self.spacing, _PLANES[self.across])
 
     def load(self, number: int | None) -> Loaded:
@@ -280,7 +290,7 @@ def _dicom(data: Any, number: int | None) -> Loaded:
     # an extra
     from pydicom.pixels import pixel_array
 
-    frame = chosen(_frames(data), number, "frame" if _frames(data) > 1 else "slice")
+    frame = chosen(_frames(data), number, "frame")
     if not any(name in data for name in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
         raise UserError(
             f"it holds no picture ({data.get('Modality') or 'no modality'}): leave it out"
@@ -314,6 +324,7 @@ def _dicom(data: Any, number: int | None) -> Loaded:
             raise UserError(f"its colours are {shown}, which is not read: convert it to RGB")
         return Loaded(Image.fromarray((raw >> max(bits - 8, 0)).astype(np.uint8)))
     signed = bool(data.get("PixelRepresentation"))
+    window: tuple[float, float] | None = None
     # small values are bright
     if shown == "MONOCHROME1":
         if raw.dtype.kind == "f":
@@ -322,12 +333,13 @@ def _dicom(data: Any, number: int | None) -> Loaded:
             )
         raw = (-1 if signed else (1 << bits) - 1) - raw.astype(np.int64)
     values = _in_unit(raw, data, frame)
-    levels = 1 << bits if not signed and 0 < bits <= 8 and (values == raw).all() else None
-    return Loaded(
-        Image.fromarray(values.astype(np.float32)),
-        levels,
-        None if shown == "MONOCHROME1" else _voi(data),
-    )
+    loaded = Image.fromarray(values.astype(np.float32))
+    if shown != "MONOCHROME1":
+        window = _voi(data)
+    # then they are grey values, not measurements
+    if not signed and 0 < bits <= 8 and (values == raw).all():
+        return Loaded(loaded, 1 << bits, window)
+    return Loaded(loaded, None, window)
 
 
 def _of_palette(raw: NDArray[Any], data: Any) -> Image.Image:
@@ -343,7 +355,10 @@ def _of_palette(raw: NDArray[Any], data: Any) -> Image.Image:
         colours.dtype.itemsize == 2
         and max(np.frombuffer(table, "<u2").max(initial=0) for table in tables) > 255
     )
-    return Image.fromarray((colours[..., :3] >> (8 if wide else 0)).astype(np.uint8))
+    colours = colours[..., :3]
+    if wide:
+        colours = colours >> 8
+    return Image.fromarray(colours.astype(np.uint8))
 
 
 def _in_unit(raw: NDArray[Any], data: Any, frame: int) -> NDArray[Any]:

@@ -155,12 +155,15 @@ def _without_lost_classes(left: Dataset, before: Dataset) -> Dataset:
     if before.classes == numbers and not isinstance(before.inputs, Table):
         kept = list(range(max(kept) + 1))
     classes = tuple(before.classes[k] for k in kept)
-    place = torch.tensor([kept.index(k) if k in kept else -1 for k in range(len(before.classes))])
-    train, test = (
-        replace(part, y=place[part.y], classes=classes if part.classes else ())
-        for part in (left.train, left.test)
-    )
-    return replace(left, train=train, test=test, classes=classes)
+    place = torch.full((len(before.classes),), -1)
+    place[kept] = torch.arange(len(kept))
+    parts = []
+    for part in (left.train, left.test):
+        names = classes
+        if not part.classes:
+            names = ()
+        parts.append(replace(part, y=place[part.y], classes=names))
+    return replace(left, train=parts[0], test=parts[1], classes=classes)
 
 
 def _present(dataset: Dataset) -> set[int]:
@@ -178,8 +181,13 @@ def _validation(
     every = np.concatenate(rows)
     client = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
     subject, time = (
-        None if of is None else of.cpu().numpy()[every] for of in (train.subject, train.time)
+        holdout.together([train.subject]),
+        holdout.together([train.time]),
     )
+    if subject is not None:
+        subject = subject[every]
+    if time is not None:
+        time = time[every]
     held = holdout.held_out(share, client, subject=subject, time=time)
     sizes = np.bincount(client, weights=held, minlength=len(rows)).astype(np.int64)
     return cut(every[~held], [len(r) for r in rows] - sizes), cut(every[held], sizes)
@@ -260,10 +268,12 @@ class Dirichlet(Checked):
                 parts = self._draw(classes, units, clients, rng)
                 if min(units.sizes[p].sum() for p in parts) >= self.min_size:
                     return [rng.permutation(units.rows(p)) for p in parts]
-        smaller = f", or a smaller least size (dirichlet:{self._beta()}:1)"
+        smaller = ""
+        if self.min_size > 1:
+            smaller = f", or a smaller least size (dirichlet:{self._beta()}:1)"
         raise Unmet(
             f"{self} leaves some of {clients} clients with fewer than {self.min_size} of {n} "
-            f"samples: take fewer clients or a larger beta{smaller if self.min_size > 1 else ''}"
+            f"samples: take fewer clients or a larger beta{smaller}"
         )
 
     def _draw(
@@ -287,8 +297,10 @@ class Dirichlet(Checked):
         return [np.concatenate(parts) for parts in held]
 
     def __str__(self) -> str:
-        least = "" if self.min_size == 10 else f":{self.min_size}"
-        return f"dirichlet:{self._beta()}{least}"
+        text = f"dirichlet:{self._beta()}"
+        if self.min_size != 10:
+            text += f":{self.min_size}"
+        return text
 
     def _beta(self) -> str:
         return str(float(self.beta)).removesuffix(".0")
@@ -422,19 +434,21 @@ class Natural:
                 f"{len(sizes)}."
             )
         owners = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
-        deal = np.arange(clients) if clients == len(sizes) else rng.permutation(len(sizes))
+        deal = np.arange(clients)
+        if clients < len(sizes):
+            deal = rng.permutation(len(sizes))
+        dealt = [deal[k::clients].tolist() for k in range(clients)]
         if clients < len(sizes) and dataset.groups:
-            names = [[dataset.groups[o] for o in deal[k::clients]] for k in range(clients)]
-            held = (f"client-{k} holds the rows of {listed(each)}" for k, each in enumerate(names))
-            shared = listed(held, sign="; ")
+            held = []
+            for k, each in enumerate(dealt):
+                names = listed(dataset.groups[owner] for owner in each)
+                held.append(f"client-{k} holds the rows of {names}")
             tell(
-                f"{clients} clients share {len(sizes)} natural owners: {shared}; without --clients "
-                "each is a client"
+                f"{clients} clients share {len(sizes)} natural owners: {listed(held, sign='; ')}; "
+                "without --clients each is a client"
             )
-        return [
-            rng.permutation(np.concatenate([owners[o] for o in deal[k::clients]]))
-            for k in range(clients)
-        ]
+        rows = [np.concatenate([owners[owner] for owner in each]) for each in dealt]
+        return [rng.permutation(each) for each in rows]
 
     def __str__(self) -> str:
         return "natural"
@@ -507,12 +521,11 @@ def split(
         UserError: there are more clients than samples, a client would have no samples, the
             partition does not fit the data, or an argument is of another type.
     """
-    dataset, partition = (
-        _whole(dataset, partition),
-        parse(partition) if isinstance(partition, str) else partition,
-    )
+    dataset = _whole(dataset, partition)
+    if isinstance(partition, str):
+        partition = parse(partition)
     if not callable(getattr(partition, "assign", None)) or isinstance(partition, type):
-        shown = partition.__name__ if isinstance(partition, type) else type(partition).__name__
+        shown = getattr(partition, "__name__", type(partition).__name__)
         raise UserError(
             f"split cannot divide by {shown}: give a partition, as in dirichlet:0.5 or "
             "Dirichlet(0.5)"
@@ -522,11 +535,9 @@ def split(
     whole = dataset.train.subject is not None and isinstance(
         partition, Iid | Dirichlet | Pathological
     )
-    n, noun = (
-        (DealtUnits(dataset.train).count, "subjects")
-        if whole
-        else (len(dataset.train), "training samples")
-    )
+    n, noun = len(dataset.train), "training samples"
+    if whole:
+        n, noun = DealtUnits(dataset.train).count, "subjects"
     if clients < 1 or clients > n:
         raise UserError(f"{clients} clients cannot share {n} {noun}: take from 1 to {n} clients.")
     if seed < 0:
@@ -573,7 +584,9 @@ def _whole(dataset: Any, partition: Any) -> Dataset:
             f"split takes a data set, not its name: ekiden.split(ekiden.load({str(dataset)!r}), "
             "...)"
         )
-    return dataset if isinstance(dataset, Dataset) else from_tensors(dataset)
+    if isinstance(dataset, Dataset):
+        return dataset
+    return from_tensors(dataset)
 
 
 def _default_clients(dataset: Dataset, partition: Partition) -> int:

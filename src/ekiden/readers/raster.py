@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from PIL import Image
 
-from ekiden.core.base.errors import UserError
+from ekiden.core.base.errors import UserError, counted
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,12 @@ def chosen(count: int, number: int | None, what: str) -> int:
     middle one.
     """
     if number is not None and number >= count:
-        has = f"one {what}" if count == 1 else f"{count} {what}s"
-        raise UserError(f"it has {has}, so there is no {what} {number}: count from 0")
-    return count // 2 if number is None else number
+        raise UserError(
+            f"it has {counted(count, what)}, so there is no {what} {number}: count from 0"
+        )
+    if number is None:
+        return count // 2
+    return number
 
 
 Source: TypeAlias = Path | bytes | Image.Image
@@ -221,17 +224,21 @@ def _may_turn(image: Image.Image, source: Source) -> bool:
 def _orientation(image: Image.Image) -> int:
     """Return the EXIF orientation; 1 if there is none, or none that has a meaning."""
     try:
-        found = image.getexif().get(_ORIENTATION, 1)
+        found = int(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # damaged EXIF, which programs that show the picture ignore as well
         return 1
-    return found if found in _UPRIGHT else 1
+    if found not in _UPRIGHT:
+        return 1
+    return found
 
 
 def _upright(image: Image.Image) -> Image.Image:
     # turns a TIFF and forgets its orientation
     image.load()
     turn = _UPRIGHT.get(_orientation(image))
-    return image if turn is None else image.transpose(turn)
+    if turn is None:
+        return image
+    return image.transpose(turn)
 
 
 def _is_grey(image: Image.Image) -> bool:
@@ -253,9 +260,13 @@ def _equal(colours: np.ndarray[Any, np.dtype[np.uint8]]) -> bool:
 def _opaque(image: Image.Image) -> Image.Image:
     """Return the image on a white background."""
     grey = _is_grey(image)
-    image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
-    shown = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return shown.getchannel(0) if grey else shown.convert("RGB")
+    if image.mode == "La":
+        # Pillow has no way from here to RGBA
+        image = image.convert("LA")
+    shown = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    if grey:
+        return shown.getchannel(0)
+    return shown.convert("RGB")
 
 
 def _of_16_bits(upright: Image.Image, header: Image.Image) -> Image.Image:

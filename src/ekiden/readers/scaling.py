@@ -108,21 +108,21 @@ def _say_folded(fed: FederatedData, after: Table) -> None:
         zip(table.categorical, table.vocabularies, strict=True), len(table.numeric)
     ):
         kept = after.vocabularies[after.categorical.index(name)]
-        rare = {
-            code: category
-            for code, category in enumerate(known, 1)
-            if category and category not in kept
-        }
-        rows: Counter[int] = Counter()
-        at = dict[str, None]()
-        for client in fed.clients if rare else ():
+        if not {*known} - {"", *kept}:
+            continue
+        rows, at = Counter[str](), list[str]()
+        for client in fed.clients:
+            held = Counter[str]()
             for part in (client.train, client.val, client.test):
-                held = [code for code in part.samples.x[part.rows, place].tolist() if code in rare]
-                rows.update(held)
-                if held:
-                    at[client.name] = None
+                codes = part.samples.x[part.rows, place].long().tolist()
+                held.update(("", *known)[code] for code in codes)
+            for category in ("", *kept):
+                held.pop(category, None)
+            rows += held
+            if held:
+                at.append(client.name)
         if rows:
-            names = listed(repr(rare[code]) for code, _ in rows.most_common())
+            names = listed(repr(category) for category, _ in rows.most_common())
             found.append(
                 f"column {name!r}: {names} in {counted(rows.total(), 'row')} of {listed(at)}"
             )
@@ -173,8 +173,10 @@ class Scaling:
         numeric, categorical = map(
             len, (Table.of(self.table).numeric, Table.of(self.table).categorical)
         )
-        targets = f"; {len(self.targets)} to predict" if self.targets else ""
-        return f"{numeric} columns of numbers, {categorical} of categories{targets}"
+        shown = f"{numeric} columns of numbers, {categorical} of categories"
+        if self.targets:
+            shown += f"; {len(self.targets)} to predict"
+        return shown
 
     @property
     def scales(self) -> bool:

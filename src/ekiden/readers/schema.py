@@ -116,28 +116,30 @@ class Column(Checked):
         if self.categories:
             return listed(map(repr, self.categories), _SHOWN)
         what = {"category": "names", "id": "ids"}.get(self.kind, f"{self.kind}s")
-        unit = f" {self.unit}" if self.unit else ""
         low, high = _shown(self.least), _shown(self.most)
+        bounds = ""
         if low and high:
-            return f"{what} {low} to {high}{unit}"
-        if low:
-            return f"{what} from {low}{unit}"
-        if high:
-            return f"{what} up to {high}{unit}"
-        return f"{what} ({self.unit})" if unit else what
+            bounds = f"{low} to {high}"
+        elif low:
+            bounds = f"from {low}"
+        elif high:
+            bounds = f"up to {high}"
+        elif self.unit:
+            bounds = "in"
+        return " ".join(filter(None, (what, bounds, self.unit)))
 
     def within(self, values: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return (n,) which numbers, or days since 1970, are in the range; NaN counts as if it
         were.
         """
-        low, high = (
-            None if bound is None else self.number(bound) for bound in (self.least, self.most)
-        )
         outside = np.zeros(len(values), dtype=bool)
-        if low is not None:
-            outside |= values < low
-        if high is not None:
-            outside |= values >= high + 1 if self.kind == "date" else values > high
+        if self.least is not None:
+            outside |= values < self.number(self.least)
+        if self.most is not None:
+            if self.kind == "date":
+                # the whole last day is in the range
+                values = np.floor(values)
+            outside |= values > self.number(self.most)
         return ~outside
 
 
@@ -158,11 +160,15 @@ class Violation:
     allowed: str
 
     def __str__(self) -> str:
+        what = self.what
         if not self.allowed:
-            rename = f": rename {self.value!r}" if self.value else ""
-            return f"{self.where} has no column {self.column!r}, which the schema names{rename}"
-        holds = f"holds {self.value}" if self.value else self.what
-        return f"{self.where}: column {self.column!r} {holds}, the schema allows {self.allowed}"
+            what = f"{self.where} has no column {self.column!r}, which the schema names"
+            if self.value:
+                what += f": rename {self.value!r}"
+            return what
+        if self.value:
+            what = f"holds {self.value}"
+        return f"{self.where}: column {self.column!r} {what}, the schema allows {self.allowed}"
 
 
 class SchemaError(PrivateError):
@@ -224,7 +230,9 @@ class Schema(Checked):
             for name, column in self.columns.items()
             if column.kind in kinds and name not in meant
         ]
-        return () if self.samples else tuple(own)
+        if self.samples:
+            return ()
+        return tuple(own)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -353,15 +361,18 @@ def _named(value: Any) -> Any:
 
 def _shown(bound: float | str | None) -> str:
     """Return the end of a range as messages show it; "" if there is none."""
-    return f"{bound:.15g}" if isinstance(bound, float) else bound or ""
+    if isinstance(bound, float):
+        return f"{bound:.15g}"
+    return bound or ""
 
 
 def refuse(violations: Sequence[Violation], source: str) -> None:
     """Raise an error about data that do not meet a schema."""
     if not violations:
         return
-    rest = len(violations) - 1
-    more = f" (and {counted(rest, 'more violation')})" if rest else ""
+    more = ""
+    if len(violations) > 1:
+        more = f" (and {counted(len(violations) - 1, 'more violation')})"
     told = ", ".join(dict.fromkeys(f"column {v.column!r} {v.what}" for v in violations[:1000]))
     raise SchemaError(
         f"{violations[0]}{more}: correct the data, or the schema; `ekiden data {source} --schema "
@@ -391,7 +402,8 @@ def violations(
         # they come when the data are read
         warnings.simplefilter("ignore")
         for name in schema.columns:
-            found += [] if name in lacking else check.of(name)
+            if name not in lacking:
+                found += check.of(name)
     return found
 
 
@@ -528,7 +540,9 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 def key(name: str) -> str:
     """Return a name as a key of TOML."""
-    return name if _BARE.fullmatch(name) else string(name)
+    if _BARE.fullmatch(name):
+        return name
+    return string(name)
 
 
 def string(text: str) -> str:

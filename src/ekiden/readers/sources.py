@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -155,7 +156,7 @@ def load(
     """
     if isinstance(classes, str):
         raise UserError(f"classes is a list of names, not {classes!r}")
-    chosen = reading(columns).like(None if like is None else like.inputs)
+    chosen = reading(columns).like(like and like.inputs)
     named = isinstance(name, str | PathLike)
     asked = _Request(
         fspath(name) if named else "own data",
@@ -177,7 +178,8 @@ def load(
     if like is not None or classes or whole or not named:
         return found
     place = located(asked.name)
-    found = replace(found, name=place) if found.name == asked.name else found
+    if found.name == asked.name:
+        found = replace(found, name=place)
     return coming_from(
         found, Origin(place, size=size, task=task, reading=chosen.located().chosen())
     )
@@ -221,7 +223,7 @@ class _Request(AskedData):
                 doubt=spec == Named(),
             )
         if path is not None:
-            made = asked.files({"": path}, name if spec else path.stem)
+            made = asked.files({"": path}, path.stem)
         elif file := next(
             (c for c in self.reading.label_column if Path(c).suffix in frames.SUFFIXES), ""
         ):
@@ -231,11 +233,13 @@ class _Request(AskedData):
                 f"{name} has fixed columns, which cannot be chosen: give local files of it in "
                 "EKIDEN_DATA"
             )
+        elif name == "digits":
+            made = asked.kept(name, *_digits())
         else:
-            made = asked.kept(
-                name, *(_digits() if name == "digits" else _from_hub(name, asked.spec))
-            )
-        return replace(made, mean=spec.mean, std=spec.std, augment=spec.augment) if spec else made
+            made = asked.kept(name, *_from_hub(name, asked.spec))
+        if spec is None:
+            return made
+        return replace(made, mean=spec.mean, std=spec.std, augment=spec.augment)
 
     def files(self, sources: Mapping[str, Path], stem: str) -> Dataset:
         """Load the files or folders of each silo."""
@@ -273,12 +277,11 @@ class _Request(AskedData):
             self.spec.hub,
             self.without,
         )
-        code = (
-            self.reading.sample_kind.rpartition(":")[0]
-            if outside.is_file(self.reading.sample_kind)
-            else ""
-        )
-        own = [Path(file).expanduser() for file in (self.reading.schema, code) if file]
+        own = []
+        if self.reading.schema:
+            own.append(Path(self.reading.schema).expanduser())
+        if outside.is_file(self.reading.sample_kind):
+            own.append(Path(self.reading.sample_kind.rpartition(":")[0]).expanduser())
         try:
             content = cache.key([repr(asked), *own, *pieces])
         except OSError as error:
@@ -313,14 +316,16 @@ def join(
     Raises:
         UserError: as in `load`; or the silos' data do not go together.
     """
-    chosen = reading(columns).like(None if like is None else like.inputs)
+    chosen = reading(columns).like(like and like.inputs)
     asked, sources = (
         _Request("silos", chosen.without_augment(), size, task, like),
         named_silos(paths),
     )
     made = augmented(asked.files(sources, "silos"), chosen)
     origin = Origin(silos=written(sources), size=size, task=task, reading=chosen.located().chosen())
-    return made if like is not None else coming_from(made, origin)
+    if like is not None:
+        return made
+    return coming_from(made, origin)
 
 
 def silos(name: str, *, val_fraction: float = 0.1, seed: int = 0) -> FederatedData | None:
@@ -329,10 +334,14 @@ def silos(name: str, *, val_fraction: float = 0.1, seed: int = 0) -> FederatedDa
 
     The function returns what `ekiden.federate` returns, or a list that it takes.
     """
-    given = outside.call(name, "ekiden.datasets") if _is_function(name) else None
+    if not _is_function(name):
+        return None
+    given = outside.call(name, "ekiden.datasets")
     if isinstance(given, list):
-        given = federate(given, val_fraction=val_fraction, seed=seed)
-    return given if isinstance(given, FederatedData) else None
+        return federate(given, val_fraction=val_fraction, seed=seed)
+    if isinstance(given, FederatedData):
+        return given
+    return None
 
 
 def _is_function(name: str) -> bool:
@@ -368,10 +377,10 @@ def located(name: str) -> str:
     if outside.is_file(name):
         return outside.located(name)
     here = Path(name).expanduser()
-    try:
-        return str(here.absolute()) if path_of(name) == here else name
-    except UserError:
-        return name
+    with suppress(UserError):
+        if path_of(name) == here:
+            return str(here.absolute())
+    return name
 
 
 def path_of(name: str) -> Path | None:
@@ -390,14 +399,11 @@ def path_of(name: str) -> Path | None:
     if "/" in name or os.sep in name or path.suffix.lower() in READABLE:
         # raises the error that it is not there
         find(path)
-    there = (
-        [p.name for p in local.parent.iterdir() if p.is_dir()]
-        if local and local.parent.is_dir()
-        else []
-    )
+    known = {*NAMED}
+    if local and local.parent.is_dir():
+        known.update(part.name for part in local.parent.iterdir() if part.is_dir())
     raise UserError(
-        f"{unknown('data set', name, {*NAMED, *there})} There is no file or folder of that name "
-        "either."
+        f"{unknown('data set', name, known)} There is no file or folder of that name either."
     )
 
 
@@ -409,11 +415,12 @@ def _contents(
         parts = [part for part in find(path) if part is not None]
         check_class_folders(parts, reading)
         for number, part in enumerate(parts):
-            found, left = (
-                walked(part, reading) if part.is_dir() else (files(part, reading, usual), "")
-            )
-            # what is said about it is kept, too
-            yield str(left)
+            if part.is_dir():
+                found, left = walked(part, reading)
+                # what is said about it is kept, too
+                yield str(left)
+            else:
+                found = [*files(part, reading, usual)]
             for inside, file in found:
                 yield f"{silo}:{number}:{inside}"
                 yield file
@@ -430,7 +437,7 @@ def _from_hub(name: str, spec: Named) -> tuple[Iterable[memoryview], Callable[[]
     # seconds, and only this function needs it
     import datasets
 
-    splits = ["train"] + ([spec.test] if spec.test else [])
+    splits = [split for split in ("train", spec.test) if split]
     try:
         parts = datasets.load_dataset(spec.hub, spec.config, split=splits)
     except Exception as error:  # from the network, the hub or the disk: any kind
@@ -540,12 +547,14 @@ def federate(
         holdings = [
             replace(holding, test=part) for holding, part in zip(holdings, parts, strict=True)
         ]
-    common = None if test is None else held(test, "", "test").train
-    plain = (
-        not (classes or augment) and test is None and tests is None and (*mean, *std) == (0.0, 1.0)
-    )
-    origin = _origin(sources, names, task, how) if plain else None
-    name = "silos" if origin else "own data"
+    common = origin = None
+    name = "own data"
+    if test is not None:
+        common = held(test, "", "test").train
+    elif tests is None and not (classes or augment) and (*mean, *std) == (0.0, 1.0):
+        origin = _origin(sources, names, task, how)
+    if origin:
+        name = "silos"
     dataset = assemble(holdings, AskedData(name, how, task=task, classes=classes), common)
     dataset = replace(dataset, mean=tuple(mean), std=tuple(std), augment=augment or dataset.augment)
     return split(

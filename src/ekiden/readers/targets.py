@@ -83,17 +83,24 @@ def targets(
             sorted({label for part in y for label in np.unique(part.numpy()).tolist()}),
             first.source,
         )
-    if isinstance(chosen, ScaledTask) and first.targets:
-        for column, name in enumerate(first.targets[: 1 if y[0].ndim == 1 else y[0].shape[1]]):
-            numbers = torch.cat([part if part.ndim == 1 else part[:, column] for part in y])
-            warn_of_marks(numbers.numpy(), f"the label {name!r} of {first.source}")
-    columns = first.targets if classes is None else ()
-    if columns and isinstance(chosen, Survival):
+    return y, _outputs(first, torch.cat(y), chosen, classes), chosen
+
+
+def _outputs(first: Raw, y: Tensor, task: Task, classes: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of the outputs for labels (n, ...), and look for marks of missing ones."""
+    # labels (n,) are one column
+    columns = y.reshape(len(y), -1).T
+    if isinstance(task, ScaledTask):
+        for name, values in zip(first.targets, columns, strict=False):
+            warn_of_marks(values.numpy(), f"the label {name!r} of {first.source}")
+    if classes is not None or not first.targets:
+        return names_of(task, y, classes)
+    if isinstance(task, Survival):
         # the time, which has a unit
-        return y, columns[:1], chosen
-    if columns and len(columns) != (width := 1 if y[0].ndim == 1 else y[0].shape[1]):
-        columns = tuple(f"{columns[0]}-{k}" for k in range(width))
-    return y, columns or names_of(chosen, torch.cat(y), classes), chosen
+        return first.targets[:1]
+    if len(first.targets) == len(columns):
+        return first.targets
+    return tuple(f"{first.targets[0]}-{k}" for k in range(len(columns)))
 
 
 def _chosen(raws: Sequence[Raw], task: Task | str | None, like: Dataset | None) -> Task:
@@ -102,7 +109,9 @@ def _chosen(raws: Sequence[Raw], task: Task | str | None, like: Dataset | None) 
         return like.task
     if isinstance(task, Task):
         return task
-    return named(task) if task else _task_of(raws)
+    if task:
+        return named(task)
+    return _task_of(raws)
 
 
 def _refuse_gaps(labels: Sequence[int], source: str) -> None:
@@ -142,7 +151,9 @@ def _task_of(raws: Sequence[Raw]) -> Task:
     different = len({value for raw in raws for value in np.unique(raw.label).tolist()})
     # a score of 0 to 20 may be either; nobody has asked for as many classes without names
     if different > 20:
-        shown = f"the label {first.targets[0]!r}" if first.targets else "the label"
+        shown = "the label"
+        if first.targets:
+            shown = f"the label {first.targets[0]!r}"
         raise UserError(
             f"{shown} of {first.source} has {different} different whole numbers: use "
             "--task=regression if they are numbers to predict, or --task=classification if they "
@@ -155,7 +166,9 @@ def _task_of_part(raw: Raw) -> Task:
     """Return the task that the labels of one part look like."""
     if raw.classes or _are_names(raw.label):
         return Classification()
-    x = raw.images if isinstance(raw.images, Tensor) else torch.empty(0)
+    x = torch.empty(0)
+    if isinstance(raw.images, Tensor):
+        x = raw.images
     return inferred(torch.from_numpy(raw.label), x)
 
 
@@ -176,10 +189,12 @@ def _numbers(raw: Raw, kind: str) -> NDArray[np.generic]:
             return label.astype(np.float64)
         except ValueError:
             raise UserError(
-                f"the label {raw.targets[0] if raw.targets else 'label'!r} of {raw.source} holds "
+                f"the label {next(iter(raw.targets), 'label')!r} of {raw.source} holds "
                 f"text ({str(label[0])!r}): {kind} needs numbers"
             ) from None
-    return label[:, None] if kind == "multi-label" and label.ndim == 1 else label
+    if kind == "multi-label" and label.ndim == 1:
+        return label[:, None]
+    return label
 
 
 @dataclass(frozen=True)
@@ -239,13 +254,10 @@ def _classes(
                 "numbers of unknown "
                 "classes: use names everywhere, or name the classes in order by classes="
             )
-        together = {name for part in parts for name in part.names}
-        first = parts[0].names
-        order = (
-            first
-            if all(part.names == first for part in parts)
-            else tuple(sorted(together, key=natural))
-        )
+        order = parts[0].names
+        if any(part.names != order for part in parts):
+            together = set(order).union(*(part.names for part in parts))
+            order = tuple(sorted(together, key=natural))
     if len(order) < 2 and raws[0].targets and not raws[0].kind.positions:
         raise UserError(
             f"all labels in {raws[0].source} are {order[0]!r}: classification needs two classes or "
@@ -275,18 +287,18 @@ def _read(raw: Raw, like: Dataset | None) -> _Labels:
         found = _Labels(raw, torch.from_numpy(inverse.astype(np.int64)), tuple(map(str, names)))
         order = raw.classes or tuple(sorted(found.names, key=natural))
         return replace(found, y=found.placed(order), names=order)
-    low, high = (
-        (int(label.min()), int(label.max()))
-        if label.dtype.kind in "iu" and label.ndim == 1
-        else (0, 0)
-    )
-    if low < 0 or (raw.classes and high >= len(raw.classes)):
-        bad = low if low < 0 else high
-        raise UserError(
-            f"label {bad} in {raw.where(int(np.flatnonzero(label == bad)[0]))}: labels must be "
-            "integers from 0 to classes - "
-            f"1{f' ({len(raw.classes)} classes are named)' * bool(raw.classes)}, or class names."
-        )
+    if label.dtype.kind in "iu" and label.ndim == 1:
+        odd = label < 0
+        named_ = ""
+        if raw.classes:
+            odd |= label >= len(raw.classes)
+            named_ = f" ({len(raw.classes)} classes are named)"
+        if odd.any():
+            row = int(odd.argmax())
+            raise UserError(
+                f"label {label[row]} in {raw.where(row)}: labels must be integers from 0 to "
+                f"classes - 1{named_}, or class names."
+            )
     return _Labels(
         raw, Classification().labels(torch.from_numpy(label), len(raw), raw.source), raw.classes
     )
@@ -359,8 +371,7 @@ def with_labels_of(dataset: Dataset, task: str) -> Dataset:
 
 def refuse_constant(y: Tensor, names: Sequence[str]) -> None:
     """Refuse numbers to predict (n,) or (n, K) of which one is the same for all samples."""
-    columns = y if y.ndim == 2 else y[:, None]
-    for name, column in zip(names, columns.T, strict=True):
+    for name, column in zip(names, y.reshape(len(y), -1).T, strict=True):
         if len(column) and bool((column == column[0]).all()):
             raise UserError(
                 f"the label {name!r} is {column[0]:g} in all training rows: name a label that "

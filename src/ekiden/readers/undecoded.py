@@ -68,6 +68,9 @@ class Raw:
         if not len(self.images):
             what = "image" if self.kind.sized else "row"
             raise UserError(f"{self.source} is empty: it needs at least one labelled {what}.")
+        if self.subject is not None and not self.given:
+            # 7 of one file and 7.0 or "7" of another are one patient
+            object.__setattr__(self, "subject", self.subject.astype(np.str_))
         for part in ("label", "domain", "group", "subject"):
             if (values := getattr(self, part)) is not None:
                 object.__setattr__(self, part, _composed(values))
@@ -88,18 +91,11 @@ class Raw:
 
     def taken(self, rows: NDArray[np.int64]) -> "Raw":
         """Return these rows."""
-        rest = {name: getattr(self, name) for name in ("domain", "group", "subject", "time")}
-        taken: dict[str, Any] = {
-            name: None if part is None else part[rows] for name, part in rest.items()
-        }
-        origin = rows if self.rows is None else self.rows[rows]
-        return replace(
-            self,
-            images=self.kind.taken(self.images, rows),
-            label=self.label[rows],
-            rows=origin,
-            **taken,
-        )
+        taken: dict[str, Any] = {"label": self.label[rows], "rows": rows}
+        for name in ("domain", "group", "subject", "time", "rows"):
+            if (part := getattr(self, name)) is not None:
+                taken[name] = part[rows]
+        return replace(self, images=self.kind.taken(self.images, rows), **taken)
 
     def where(self, row: int) -> str:
         """Return where the source holds a sample, for messages: its file, or its row before any
@@ -108,14 +104,15 @@ class Raw:
         Args:
             row: its place in this part.
         """
-        sample = self.images[row] if isinstance(self.images, list | tuple) else None
-        if isinstance(sample, Path):
-            return str(sample)
+        if isinstance(self.images, list | tuple) and isinstance(self.images[row], Path):
+            return str(self.images[row])
         return f"{self.row(row)} of {self.source}"
 
     def row(self, row: int) -> str:
         """Return the row of the source that holds a sample, for messages."""
-        return row_text(row if self.rows is None else int(self.rows[row]))
+        if self.rows is not None:
+            row = int(self.rows[row])
+        return row_text(row)
 
 
 def composed(names: Iterable[str]) -> tuple[str, ...]:
@@ -137,8 +134,9 @@ def _composed(values: NDArray[Any]) -> NDArray[Any]:
 
 def natural(name: str) -> tuple[bool, int, str]:
     """Return a sort key: numbers by value, before other names."""
-    number = name.isascii() and name.removeprefix("-").isdigit()
-    return not number, int(name) if number else 0, name
+    if name.isascii() and name.removeprefix("-").isdigit():
+        return False, int(name), name
+    return True, 0, name
 
 
 def _values_of(parts: Sequence[Raw], what: str) -> list[NDArray[Any]] | None:
@@ -203,14 +201,14 @@ def times(parts: Sequence[Raw]) -> list[Tensor | None]:
         return [None] * len(parts)
     odd = next((k for k, values in enumerate(given) if values.dtype != given[0].dtype), None)
     if odd is not None:
-        what = [
-            "dates" if values.dtype.kind == "M" else "numbers" for values in (given[0], given[odd])
-        ]
+        one, other = "dates", "numbers"
+        if given[odd].dtype.kind == "M":
+            one, other = other, one
         raise UserError(
-            f"the times of {parts[0].source} are {what[0]}, those of {parts[odd].source} "
-            f"{what[1]}: write times everywhere as 2024-01-31, 2024-01-31 10:30:00, or as numbers"
+            f"the times of {parts[0].source} are {one}, those of {parts[odd].source} {other}: "
+            "write all as 2024-01-31, 2024-01-31 10:30:00, or as numbers"
         )
-    return [
-        torch.from_numpy(values.astype(np.int64) if values.dtype.kind == "M" else values)
-        for values in given
-    ]
+    if given[0].dtype.kind == "M":
+        # microseconds
+        given = [values.astype(np.int64) for values in given]
+    return [*map(torch.from_numpy, given)]

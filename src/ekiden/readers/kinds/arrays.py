@@ -33,7 +33,9 @@ class Arrays(Inputs):
     arrays = True
 
     def network(self, shape: tuple[int, ...]) -> str:
-        return "cnn_signal" if len(shape) == 2 and shape[1] >= SHORTEST else ""
+        if len(shape) == 2 and shape[1] >= SHORTEST:
+            return "cnn_signal"
+        return ""
 
     def encode(self, raw: Any) -> Tensor:
         """Return (n, ...) float32 for an array, or for the path of a file of arrays."""
@@ -140,22 +142,21 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
 
             return dict(load_file(path))
         found = np.load(path, allow_pickle=False)
-        return (
-            {name: found[name] for name in found.files} if path.suffix == ".npz" else {"x": found}
-        )
+        if path.suffix == ".npz":
+            return dict(found)
+        return {"x": found}
     except Exception as error:  # from numpy, zipfile or safetensors
-        why = (
-            "it holds Python objects"
-            if "pickle" in str(error)
-            else str(error).splitlines()[0][:120]
-        )
+        why = str(error).partition("\n")[0][:120]
+        if "pickle" in why:
+            why = "it holds Python objects"
         raise UserError(f"{path} cannot be read ({why}): write arrays of numbers") from None
 
 
 def samples(x: NDArray[Any], what: str) -> Tensor:
     """Return an array as samples: bytes (n, [C,] H, W) are pictures, all else becomes float32."""
-    pictures = x.dtype == np.uint8 and x.ndim in (3, 4)
-    return with_channels(torch.from_numpy(np.array(x)) if pictures else encode(x, what), what)
+    if x.dtype == np.uint8 and x.ndim in (3, 4):
+        return with_channels(torch.from_numpy(np.array(x)), what)
+    return with_channels(encode(x, what), what)
 
 
 def with_channels(x: Tensor, what: str) -> Tensor:
@@ -193,9 +194,12 @@ def _say_range(parts: Mapping[str, Tensor]) -> None:
     floats = {source: x for source, x in parts.items() if x.is_floating_point()}
     large: dict[str, float] = {}
     for source, x in floats.items():
-        # pictures and signals are scaled, or have pixels up to 255; few numbers may be ages or doses
-        scaled = x.ndim == 4 or x[0].numel() >= 64
-        if float(x.abs().max()) > (30 if scaled else 1000):
+        # pictures and signals are scaled, or have pixels up to 255
+        most = 30
+        if x.ndim < 4 and x[0].numel() < 64:
+            # a few numbers may be ages or doses
+            most = 1000
+        if float(x.abs().max()) > most:
             large[source] = float(x.abs().max())
     if large:
         tell(

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -120,18 +120,21 @@ class Images(Inputs):
                 f"column {name!r} of {source} holds {column.type}: images must be bytes, structs "
                 "of bytes and path, or paths."
             )
-        cells = column.to_pylist()
+        images: list[Any] = column.to_pylist()
         if not pa.types.is_struct(column.type):
-            return list(cells)
-        found = [cell or {} for cell in cells]
-        paths = [beside / cell["path"] if cell.get("path") else None for cell in found]
-        return [
-            path if cell.get("bytes") is None else cell["bytes"]
-            for cell, path in zip(found, paths, strict=True)
-        ]
+            return images
+        for row, cell in enumerate(images):
+            held = cell or {}
+            images[row] = held.get("bytes")
+            if images[row] is None and held.get("path"):
+                images[row] = beside / held["path"]
+        return images
 
     def takes(self, shape: Sequence[int]) -> str:
-        return f"{'colour' if shape[0] == 3 else 'grey'} images of {shape[2]} x {shape[1]} pixels, 0 to 255."
+        colour = "grey"
+        if shape[0] == 3:
+            colour = "colour"
+        return f"{colour} images of {shape[2]} x {shape[1]} pixels, 0 to 255."
 
     @classmethod
     def is_file(cls, file: Path) -> bool:
@@ -144,8 +147,9 @@ class Images(Inputs):
         """Return the images of which a model takes samples of a shape, () if there is no model: all
         of one size.
         """
-        square = not self.size and len(shape) == 3 and shape[1] == shape[2]
-        return replace(self, size=shape[1]) if square else self
+        if not self.size and len(shape) == 3 and shape[1] == shape[2]:
+            return replace(self, size=shape[1])
+        return self
 
     def terms(self) -> Inputs:
         """See `Inputs`; the shape of samples stands for their size."""
@@ -167,12 +171,14 @@ class Notes:
     # lines about silos that differ from the others
     silos: list[str] = field(default_factory=list)
 
-    def look(self, looks: Iterable[Look]) -> None:
+    def look(self, looks: Sequence[Look]) -> None:
         """Add what headers say."""
+        self.files += len(looks)
         for seen in looks:
-            self.files += 1
-            self.several += [seen.pages] if seen.pages > 1 else []
-            self.doubts.update([seen.doubt] if seen.doubt else [])
+            if seen.pages > 1:
+                self.several.append(seen.pages)
+            if seen.doubt:
+                self.doubts[seen.doubt] += 1
 
     def warn(self, source: str) -> None:
         """Say it, in one line for each kind."""
@@ -213,10 +219,12 @@ def holds_files(column: Any) -> bool:
     """
     if is_encoded(column.type):
         return True
-    suffixes = tuple({*raster.SUFFIXES, *medical.NIFTI, *medical.DICOM})
-    names = column.unique().to_pylist() if is_text(column.type) else []
-    return bool(names) and all(
-        name and split(Path(name))[0].name.lower().endswith(suffixes) for name in names
+    if not is_text(column.type) or not len(column):
+        return False
+    suffixes = (*raster.SUFFIXES, *medical.NIFTI, *medical.DICOM)
+    return all(
+        name and split(Path(name))[0].name.lower().endswith(suffixes)
+        for name in column.unique().to_pylist()
     )
 
 
@@ -225,15 +233,12 @@ def masks(files_: Sequence[Any], images: Sequence[Any], source: str) -> NDArray[
     they differ in size.
     """
     found: list[NDArray[Any]] = []
-    _check_pairs(
-        [
-            pair
-            for pair in zip(files_, images, strict=True)
-            if all(isinstance(one, Path) for one in pair)
-        ],
-        source,
-    )
     for row, (file, image) in enumerate(zip(files_, images, strict=True)):
+        if isinstance(file, Path) and file == image:
+            raise UserError(
+                f"{source} names {file.name} as an image and as its mask: name masks by "
+                "--label-column"
+            )
         try:
             values = medical.mask(file, image) if medical.is_medical(file) else raster.mask(file)
             if values.ndim != 2 or not (np.abs(values - np.rint(values)) <= _ROUNDED).all():
@@ -248,14 +253,6 @@ def masks(files_: Sequence[Any], images: Sequence[Any], source: str) -> NDArray[
     each = np.empty(len(found), dtype=object)
     each[:] = found
     return each
-
-
-def _check_pairs(pairs: Sequence[tuple[Path, Path]], source: str) -> None:
-    """Refuse images that are their own masks."""
-    if same := next((image for mask, image in pairs if mask == image), None):
-        raise UserError(
-            f"{source} names {same.name} as an image and as its mask: name masks by --label-column"
-        )
 
 
 def sized_masks(label: NDArray[Any], images: Images, source: str) -> NDArray[np.int64]:
@@ -301,7 +298,7 @@ def decode(
     Returns:
         For each side (n, C, H, W) uint8, C = 1 or 3.
     """
-    told = Notes() if notes is None else notes
+    told = notes or Notes()
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         tell(
             "missing parts of damaged images are read as grey: set "
@@ -314,9 +311,9 @@ def decode(
         looks = list(pool.map(_look, items))
         told.look(looks)
         channels = _channels(images, looks, shape)
-        width, height = (
-            (images.size, images.size) if images.size else _one_size(looks, sides[0][0].source)
-        )
+        width, height = images.size, images.size
+        if not images.size:
+            width, height = _one_size(looks, sides[0][0].source)
         # then no image may have colours
         strict = channels == 1 and images.colour == "auto"
         out, levels = [], list[int | None]()
@@ -358,11 +355,12 @@ def _patients(looks: Sequence[Look], *, named: bool) -> Iterator[str]:
 
 
 def _channels(images: Images, looks: Sequence[Look], shape: tuple[int, ...]) -> int:
-    if images.colour != "auto":
-        return 3 if images.colour == "rgb" else 1
-    if len(shape) == 3 and shape[0] in (1, 3):
+    if images.colour == "auto" and len(shape) == 3 and shape[0] in (1, 3):
         return shape[0]
-    return 3 if any(seen.colour for seen in looks) else 1
+    coloured = images.colour == "auto" and any(seen.colour for seen in looks)
+    if coloured or images.colour == "rgb":
+        return 3
+    return 1
 
 
 def _one_size(looks: Sequence[Look], source: str) -> tuple[int, int]:
@@ -380,7 +378,9 @@ def _by_silo(items: Sequence[_Item]) -> dict[Hashable, list[int]]:
     """Return the places of the images of each silo: of each source, or of each group in it."""
     silos: dict[Hashable, list[int]] = {}
     for place, (raw, row) in enumerate(items):
-        owner = raw.source if raw.group is None else f"group {raw.group[row]} of {raw.source}"
+        owner = raw.source
+        if raw.group is not None:
+            owner = f"group {raw.group[row]} of {raw.source}"
         silos.setdefault(owner, []).append(place)
     return silos
 
@@ -459,9 +459,12 @@ def _odd_spacings(scans: Mapping[Hashable, Sequence[Look]], size: int) -> Iterat
     heights = dict[Hashable, float]()
     for silo, looks in scans.items():
         known = [seen for seen in looks if seen.spacing > 0]
-        each = [seen.spacing * (min(seen.size) / size if size else 1) for seen in known]
-        if not each:
+        if not known:
             continue
+        each = [seen.spacing for seen in known]
+        if size:
+            # pixels of images that are made smaller are larger
+            each = [seen.spacing * min(seen.size) / size for seen in known]
         heights[silo] = median(each)
         # more than among adults
         if max(each) >= 2.5 * min(each):
@@ -485,11 +488,15 @@ def usual_spacing(heights: Mapping[Hashable, float]) -> float:
     if not heights:
         return 0.0
     # the median of two is neither, and would name both
-    return list(heights.values())[1] if len(heights) == 2 else median(heights.values())
+    if len(heights) == 2:
+        return list(heights.values())[1]
+    return median(heights.values())
 
 
 def _first(silos: Sequence[Hashable]) -> str:
-    return f"{silos[0]} and {counted(len(silos) - 1, 'other')}" if len(silos) > 1 else str(silos[0])
+    if len(silos) == 1:
+        return str(silos[0])
+    return f"{silos[0]} and {counted(len(silos) - 1, 'other')}"
 
 
 def _look(item: _Item) -> Look:
@@ -517,14 +524,16 @@ def _chunk(
     for place, item in enumerate(items):
         try:
             source = _source(item)
-            loaded = medical.load(source) if medical.is_medical(source) else raster.load(source)
+            read = medical if medical.is_medical(source) else raster
+            loaded = read.load(source)
             image, level, holes = _plain(loaded, images.window)
             pixels = np.array(_sized(_in_channels(image, into.shape[1], strict), images))
         except Exception as error:
             raise _error_at(item, error) from error
         levels.append(level)
         blank += holes
-        pixels = pixels if pixels.ndim == 3 else pixels[:, :, None]
+        if pixels.ndim == 2:
+            pixels = pixels[:, :, None]
         # copies one grey channel into three
         into[place].copy_(torch.from_numpy(pixels).permute(2, 0, 1))
     return levels, blank
@@ -540,7 +549,9 @@ def _source(item: _Item) -> Any:
 def _error_at(item: _Item, error: Exception, what: str = "image") -> UserError:
     """Return a line that names the image, or its mask."""
     raw, row = item
-    where = f"the {what} {'of' if what == 'mask' else 'in'} {raw.where(row)}"
+    where = f"the {what} in {raw.where(row)}"
+    if what == "mask":
+        where = f"the mask of {raw.where(row)}"
     if isinstance(error, UserError):
         return UserError(f"{where}: {error}")
     why = " ".join((str(error) or type(error).__name__).split())
@@ -600,9 +611,11 @@ def _plain(loaded: Loaded, window: tuple[float, ...]) -> tuple[Image.Image, int 
     holes = np.isnan(values)
     if holes.all():
         raise UserError("its pixels are not numbers (NaN): leave it out")
-    low, high = window or (0, levels - 1 if levels is not None and levels <= 256 else 255)
+    low, high = window or (0, 255)
     if not window and levels is None:
         _check_range(values, loaded)
+    if not window and levels is not None:
+        high = min(levels, 256) - 1
     values[holes] = low
     scaled = (values - low) * (255 / (high - low))
     return Image.fromarray(np.rint(scaled).clip(0, 255).astype(np.uint8)), None, bool(holes.any())
@@ -613,11 +626,9 @@ def _check_range(values: NDArray[np.float64], loaded: Loaded) -> None:
     least, most = float(np.nanmin(values)), float(np.nanmax(values))
     if least >= 0 and most <= 255 and not 0 < most <= 1:
         return
-    own = (
-        ", as in --pixel-window=[{:g}, {:g}] (what the file shows)".format(*loaded.window)
-        if loaded.window
-        else ""
-    )
+    own = ""
+    if loaded.window:
+        own = ", as in --pixel-window=[{:g}, {:g}] (what the file shows)".format(*loaded.window)
     raise UserError(
         f"its pixels go from {least:g} to {most:g}: say which values become black and white by "
         f"--pixel-window LOW HIGH{own}"

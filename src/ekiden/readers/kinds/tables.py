@@ -106,7 +106,9 @@ class Table(Inputs):
     @staticmethod
     def of(inputs: Inputs | None) -> "Table":
         """Return these inputs if they are a table, otherwise a table without columns."""
-        return inputs if isinstance(inputs, Table) else Table()
+        if isinstance(inputs, Table):
+            return inputs
+        return Table()
 
     @property
     def numbers(self) -> int:
@@ -133,32 +135,31 @@ class Table(Inputs):
         """Return (n, d) float32 for a path, a frame (pandas, polars, Arrow), a dict of columns, or
         what `read` gave.
         """
-        part = (
-            raw
-            if isinstance(raw, Raw)
-            else self.read(frames.arrow(raw, "the table given"), "the table given")
-        )
-        numbers, names = rows(part, self)
-        self.say_far(numbers, part.source)
+        if not isinstance(raw, Raw):
+            raw = self.read(frames.arrow(raw, "the table given"), "the table given")
+        numbers, names = rows(raw, self)
+        self.say_far(numbers, raw.source)
         return self.scaled(numbers, names)
 
     def values_named(self, width: int) -> list[str]:
-        gaps = [f"the gaps of column {name!r}" for name in self.gaps] if self.scale else []
-        return [
-            *(f"column {n!r}" for n in self.numeric),
-            *gaps,
-            *(f"column {n!r}" for n in self.categorical),
-        ]
+        found = [f"column {name!r}" for name in self.numeric]
+        # unscaled rows hold no gaps
+        if self.scale:
+            found += [f"the gaps of column {name!r}" for name in self.gaps]
+        return found + [f"column {name!r}" for name in self.categorical]
 
     def say_unknown(self, raws: Sequence[Raw]) -> None:
         """Count and name the categories that were not agreed on."""
         found, rows_ = [], sum(map(len, raws))
         for name, known in zip(self.categorical, self.vocabularies, strict=True):
-            counts = Counter(text for raw in raws for text in _names(raw.images[name]).tolist())
-            strange = {text: n for text, n in counts.most_common() if text and text not in known}
-            if strange:
-                rows_with = f"{sum(strange.values()):,} of {rows_:,} rows"
-                found.append(f"column {name!r}: {listed(map(repr, strange))} in {rows_with}")
+            counts = Counter[str]()
+            for raw in raws:
+                counts.update(_names(raw.images[name]).tolist())
+            for text in ("", *known):
+                counts.pop(text, None)
+            if counts:
+                strange = listed(repr(text) for text, _ in counts.most_common())
+                found.append(f"column {name!r}: {strange} in {counts.total():,} of {rows_:,} rows")
         if found:
             tell(
                 f"{raws[0].source} holds categories that the model does not know "
@@ -190,7 +191,7 @@ class Table(Inputs):
         are missing.
         """
         centre, scale = np.array(self.centre), np.array(self.scale)
-        scaled = np.nan_to_num((numbers - centre) / scale) if self.numeric else numbers
+        scaled = np.nan_to_num((numbers - centre) / scale)
         gaps = np.isnan(numbers[:, [self.numeric.index(name) for name in self.gaps]])
         codes = [
             _codes(column, known) for column, known in zip(names, self.vocabularies, strict=True)
@@ -266,10 +267,10 @@ def rows(raw: Raw, table: Table) -> tuple[Numbers, list[Names]]:
         raw.source,
         more=True,
     )
-    numbers = [_numbers(raw, name, date=name in table.dates) for name in table.numeric]
-    empty = np.empty((len(frame), 0))
-    names = [_names(frame[name]) for name in table.categorical]
-    return (np.stack(numbers, axis=1) if numbers else empty), names
+    numbers = np.empty((len(frame), len(table.numeric)))
+    for k, name in enumerate(table.numeric):
+        numbers[:, k] = _numbers(raw, name, date=name in table.dates)
+    return numbers, [_names(frame[name]) for name in table.categorical]
 
 
 def _same_columns(
@@ -279,11 +280,11 @@ def _same_columns(
     extra = [name for name in found if name not in wanted and not more]
     if lacking:
         near = nearest(lacking[0], [name for name in found if name not in wanted], n=1, cutoff=0.8)
-        rename = (
-            f"rename {near[0]!r} to {lacking[0]!r} if it is that in the same unit, because "
-            if near
-            else ""
-        )
+        rename = ""
+        if near:
+            rename = (
+                f"rename {near[0]!r} to {lacking[0]!r} if it is that in the same unit, because "
+            )
         raise UserError(
             f"{source} has no column {listed(map(repr, lacking))}, which {first} has: it has "
             f"{', '.join(found)}; {rename}all silos need the same columns"
@@ -320,7 +321,9 @@ def _kind(name: str, raws: Sequence[Raw]) -> str:
         stored = str(raws[0].images.schema.field(name).type)
         return {"double": "numbers", "null": ""}.get(stored, "names")
     (kind,) = known
-    return "dates" if kind == ZONE else kind
+    if kind == ZONE:
+        return "dates"
+    return kind
 
 
 def _first(raw: Raw, name: str) -> tuple[int, Any]:
@@ -342,14 +345,18 @@ def _stored(raw: Raw, name: str) -> str:
 
 def _numbers(raw: Raw, name: str, *, date: bool) -> Numbers:
     """Return the values (n,) of a column; dates and times are days since 1970."""
-    kind = _stored(raw, name)
+    kind, wanted = _stored(raw, name), "numbers"
+    if date:
+        wanted = "dates"
     if not kind:
         return np.full(len(raw.images), np.nan)
-    if kind == "names" or date == (kind == "numbers"):
+    if kind == ZONE:
+        kind = "dates"
+    if kind != wanted:
         row, value = _first(raw, name)
         raise UserError(
             f"column {name!r} of {raw.source} holds {kind} ({value!r} in {raw.row(row)}), but "
-            f"{'dates' if date else 'numbers'} are expected: correct it"
+            f"{wanted} are expected: correct it"
         )
     return np.array(raw.images[name].to_numpy(), dtype=np.float64)
 
@@ -357,9 +364,14 @@ def _numbers(raw: Raw, name: str, *, date: bool) -> Numbers:
 def _names(column: Any) -> Names:
     """Return names (n,), "" if one is missing."""
     values = column.to_pylist()
-    if str(column.type) == "double" and all(v is None or v.is_integer() for v in values):
-        values = [v if v is None else int(v) for v in values]
-    return np.array(["" if v is None else str(v) for v in values], dtype=np.str_)
+    whole = str(column.type) == "double" and all(v is None or v.is_integer() for v in values)
+    for row, value in enumerate(values):
+        if value is None:
+            values[row] = ""
+        elif whole:
+            # a category that a file stores as 3.0 is 3
+            values[row] = str(int(value))
+    return np.array(values, dtype=np.str_)
 
 
 def _codes(names: Names, known: Sequence[str]) -> NDArray[np.float64]:
