@@ -132,6 +132,25 @@ def waves(seed: int, n: int = 40) -> Any:
     return np.float32(np.sin(phase + speed * np.arange(100)) + rng.normal(0, 0.1, (n, 2, 100)))
 
 
+def test_patients_in_names_of_files_are_a_hint(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 4, 4), dtype=np.uint8)
+
+    def said(name: str) -> list[str]:
+        folder = tmp_path / name.partition("{")[0]
+        for k, image in enumerate(pixels):
+            file = folder / "ab"[k % 2] / f"{name.format(k // 4, k)}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(file)
+        return lines(folder)
+
+    (line,) = said("patient{}_{}")
+    assert "48 images of" in line
+    assert "12 ways, such as patient0:" in line
+    assert "subject_column" in line
+    assert not said("img_{1}")
+    assert not said("x{1}")
+
+
 def test_windows_of_signals_that_overlap_are_named() -> None:
     y, whole = np.arange(40) % 2, waves(0)
     assert not said(lambda: from_tensors((whole, y)))

@@ -74,6 +74,10 @@ def test_categories_of_the_test_alone_are_named(tmp_path: Path) -> None:
     ("text", "line"),
     [
         (
+            table(lambda k: ("NA", "DE", "FR")[k % 3]),
+            "holds NA in 14 rows among codes of two letters",
+        ),
+        (
             table(lambda k: ("#VALUE!", "x")[k % 2]),
             "holds a formula or an error of a spreadsheet ('#VALUE!' in row 0",
         ),

@@ -36,8 +36,10 @@ _FEW_COPIES = 0.01
 """share of test rows that equal a training row; fewer make no difference"""
 
 
-def slices_of_files(seen: SeenData) -> Iterator[str]:
-    """Say that samples are slices of the same files."""
+def files_of_patients(seen: SeenData) -> Iterator[str]:
+    """Say that samples are slices of the same files, or that most names of files begin like a few
+    others'.
+    """
     raws = seen.raws
     if any(raw.subject is not None or not isinstance(raw.images, list) for raw in raws):
         return
@@ -49,6 +51,18 @@ def slices_of_files(seen: SeenData) -> Iterator[str]:
             f"{counted(len(several), 'file')}, such as {next(iter(several)).name}, so one file may "
             "be in training and in the test: name the column of patients or files by "
             "--subject-column"
+        )
+    # 00000013_005.png is a patient's fifth image
+    begins = [re.match(r"(.*\d.*)[ _-]", file.name) for file in files]
+    counts = Counter(match[1] for match in begins if match)
+    alike = {name: n for name, n in counts.items() if n > 1}
+    # fewer ways to begin may be days or scanners; a few files may have other names
+    if len(alike) >= 10 and sum(alike.values()) >= 0.8 * len(files):
+        yield (
+            f"{sum(alike.values()):,} images of {raws[0].source} have names that begin in "
+            f"{len(alike):,} ways, such as {next(iter(alike))}: if these are patients, list the "
+            "files in a table, and name the column of patients by --subject-column, so that none "
+            "is in training and in the test"
         )
 
 
@@ -250,7 +264,7 @@ def shared_rows(seen: SeenData) -> Iterator[str]:
 RULES = (
     shared_rows,
     several_labels,
-    slices_of_files,
+    files_of_patients,
     small_groups,
     lone_subjects,
     subjects_in_both,

@@ -305,6 +305,7 @@ class Cells:
         texts = pc.utf8_normalize(_strings(column), "NFC")
         found = _Text.of(texts, self._writing.marks(name))
         self._refuse_no_names(name, found)
+        self._doubt_codes(name, found, texts)
         texts = pc.if_else(pa.array(found.places < 0), None, texts)
         if len(found.cells) and found.like(_WHOLE_FLOAT).all():
             return pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), r"\.0*$", "")
@@ -320,6 +321,15 @@ class Cells:
         for pattern, what in _NO_NAME:
             if len(text.cells) and (odd := text.like(pattern)).any():
                 raise UserError(self._line(name, f"{what} ({text.first(odd)})", "correct it"))
+
+    def _doubt_codes(self, name: str, text: _Text, texts: Any) -> None:
+        """Say that NA among codes of two letters may be one of them, such as that of Namibia."""
+        import pyarrow.compute as pc
+
+        lost = pc.sum(pc.equal(pc.utf8_trim_whitespace(texts), "NA")).as_py()
+        if lost and len(text.cells) > 1 and text.like("^[A-Z]{2}$").mean() >= 0.8:
+            holds = f"NA in {counted(lost, 'row')} among codes of two letters, which is read as a missing value"
+            tell(self._line(name, holds, "if it is a name, as the code of Namibia, write another"))
 
     def label(self, name: str) -> NDArray[Any]:
         """Return a column of text as labels: (n,) names, int64, or float64."""
