@@ -28,6 +28,7 @@ from ekiden.core.training.network import Network, trial
 from ekiden.core.training.weights import Layer, Layout
 from ekiden.methods.blocks.combining import Init, OneShot, Trained
 from ekiden.methods.one_shot.average import Average
+from ekiden.methods.one_shot.blocks.curvature import watched
 
 Matching = Callable[[int, Tensor, Tensor], Tensor]
 """(layer number, its units' rows (a, d), the target's rows (b, d)) -> transport (a, b) whose
@@ -245,18 +246,12 @@ def activations(network: nn.Module, layout: Layout, x: Tensor) -> list[Tensor]:
     """Return (units, samples x positions): outputs of each dense layer before its activation
     function, on the CPU.
     """
-    seen: list[Tensor] = []
-    hooks = [
-        network.get_submodule(layer.name).register_forward_hook(
-            lambda module, args, out: seen.append(out.transpose(0, 1).flatten(1).cpu())
-        )
-        for layer in layout.dense
-    ]
-    with torch.no_grad():
+    with torch.no_grad(), watched(network, layout.dense) as seen:
         network(x.to(next(network.parameters()).device))
-    for hook in hooks:
-        hook.remove()
-    return seen
+    found = []
+    for layer in layout.dense:
+        found += [out.transpose(0, 1).flatten(1).cpu() for _, out in seen[layer.name]]
+    return found
 
 
 def check_chain(network: nn.Module, shape: tuple[int, ...]) -> None:

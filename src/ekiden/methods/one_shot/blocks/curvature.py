@@ -111,19 +111,16 @@ def projectors(
         else:
             made[layer.name] = Recursion(layer.inputs, DAMPING, z)
 
-    def hook(layer: Layer) -> torch.utils.hooks.RemovableHandle:
-        def see(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            rows = layer_inputs(module, args[0], mean=not closed).cpu()
-            made[layer.name].add(F.pad(rows, (0, 1), value=1.0) if layer.bias is not None else rows)
-
-        return network.get_submodule(layer.name).register_forward_pre_hook(see)
-
-    hooks = [hook(layer) for layer in layers]
-    with torch.no_grad():
-        for x, _ in batches:
+    for x, _ in batches:
+        with torch.no_grad(), watched(network, layers) as seen:
             network(x)
-    for handle in hooks:
-        handle.remove()
+        for layer in layers:
+            module = network.get_submodule(layer.name)
+            for read, _ in seen[layer.name]:
+                rows = layer_inputs(module, read, mean=not closed).cpu()
+                if layer.bias is not None:
+                    rows = F.pad(rows, (0, 1), value=1.0)
+                made[layer.name].add(rows)
     return [made[layer.name].projector() for layer in layers]
 
 
@@ -220,7 +217,7 @@ def refuse(network: Network, shape: tuple[int, ...], layers: Sequence[Layer]) ->
                 f"layer {layer.name or type(part).__name__!r} is not a linear layer, zero-padded "
                 f"2-d convolution without groups, or usual normalisation: {advice}"
             )
-    with torch.no_grad(), _watched(module, layers) as seen:
+    with torch.no_grad(), watched(module, layers) as seen:
         module(trial(module, torch.zeros(2, *shape, device=network.params.device)))
     for name, calls in seen.items():
         if not calls:
@@ -237,7 +234,7 @@ def moments(network: nn.Module, layers: Sequence[Layer], batches: Batches) -> li
     found: list[Tensor] = []
     samples = 0
     for x, _ in batches:
-        with torch.no_grad(), _watched(network, layers) as seen:
+        with torch.no_grad(), watched(network, layers) as seen:
             network(x)
         rows = [
             _inputs(layer, network, seen[layer.name]).flatten(0, 1).double() for layer in layers
@@ -377,7 +374,7 @@ def _passes(
         if layer.kind == "norm"
     }
     for x, y in batches:
-        with torch.enable_grad(), _watched(network, layers) as seen:
+        with torch.enable_grad(), watched(network, layers) as seen:
             logits = network(x).float()
         with torch.no_grad():
             inputs = [
@@ -420,7 +417,7 @@ def _at_logits(
 
 
 @contextmanager
-def _watched(
+def watched(
     network: nn.Module, layers: Iterable[Layer]
 ) -> Iterator[dict[str, list[tuple[Tensor, Tensor]]]]:
     """Record what enters and leaves each layer, call by call, while the context is open."""
