@@ -354,8 +354,8 @@ DEFENCES = {
     ),
     "refused sums with noise cost nothing": (
         "core/training/private.py",
-        "keeper.key(0 if centre else 1, spent, note=False)",
-        "keeper.key(0 if centre else 1, spent)",
+        "keeper.key(int(not centre), spent, note=False)",
+        "keeper.key(int(not centre), spent)",
         f"{PRIVATE}::test_nobody_opens_a_sum_with_less_noise_than_was_promised",
     ),
     "samples are read for noisy sums only": (
