@@ -172,7 +172,7 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
     elif reading.group_column:
         groups = _names_of_silos(groups)
     else:
-        # numbers of an array are no names
+        # numbers of an array do not name silos
         groups = ()
     pieces = [
         (raw, Samples(labels, labels, place, owner, subject=who, time=when))

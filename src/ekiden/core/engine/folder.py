@@ -156,7 +156,7 @@ class RunFolder:
             path: where it is.
             config: what was run.
             clients: the data of the clients.
-            needed: files, without which no run folder may be: they are there before its config.json.
+            needed: files that are there before config.json; a run folder has them all.
 
         Raises:
             InUse: another process is using it.
