@@ -533,6 +533,22 @@ def test_a_run_begins_without_a_silo_that_is_away(comes: bool, tmp_path: Path) -
     assert bool(read_config(tmp_path / "run")["clients"]["client-1"]) is False
 
 
+def test_patience_that_ends_while_it_is_asked_skips_the_silo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, public = sealed_in(tmp_path)
+    del nodes.files[101]
+    asked, ended = iter([False, True]), Patience.ended
+
+    def ends_after_the_first_question(patience: Patience, since: float) -> bool:
+        return next(asked, ended(patience, since))
+
+    monkeypatch.setattr(Patience, "ended", ends_after_the_first_question)
+    method = FedAvg(rounds=1, epochs=1)
+    result = far(method, nodes, tmp_path / "run", public, absent="skip", patience=0.3)
+    assert {r.source for r in result.ledger if r.missing} == {"client-1"}
+
+
 def test_all_silos_refuse_a_plan_in_one_line_before_anything_else(tmp_path: Path) -> None:
     """Without their data, and also if one of them does not answer."""
     files, public = with_keys(tmp_path, NAMES)

@@ -130,14 +130,16 @@ class Roll:
                 )
             absent = [c for c in clients if c not in self._silos]
             waited = time.monotonic() - since
-            some = not all_of_them and self._silos and self._patience.ended(since)
+            # asked once: else patience could end between the two uses
+            ended = self._patience.ended(since)
+            some = not all_of_them and self._silos and ended
             if not absent or some:
                 if absent:
                     self._warn(
                         f"{self._with_reasons(absent)} did not come: going on without (--absent skip)"
                     )
                 return {c: self._silos[c][1] for c in self._clients if c in self._silos}
-            if self._patience.ended(since):
+            if ended:
                 raise ClientMissing(
                     f"{self._with_reasons(absent)} did not come: run `ekiden silo start silo.toml` "
                     "there and retry"
