@@ -328,7 +328,8 @@ def test_every_field_of_a_run_folder_is_checked_or_said_to_be_unproven(
         if not listed:
             unlisted.append((file, field))
     assert unlisted == []
-    assert tried > 60
+    # where each trains alone, the coordinator has little
+    assert tried > (20 if isinstance(method, Local) else 60)
     allowed = {("config.json", "hardware"), ("config.json", "remote_plan")}
     if method.title() == "fedavg":  # what the server did, and how much of that it reported
         allowed |= {

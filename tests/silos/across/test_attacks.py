@@ -719,6 +719,9 @@ def test_large_runs_are_refused_before_they_are_built(
     if crowd := more.get("crowd", 0):
         names = ("client-0", *(f"x{i}" for i in range(1, crowd)))
         more = {"clients": names, "keys": (terms.keys[0],) * crowd}
+        # the silo knows them all
+        for name in names[1:]:
+            (tmp_path / "peers" / f"{name}.pub").write_text(terms.keys[0])
     terms = replace(terms, recipe=replace(terms.recipe, method=method), **more)
     before, began = files_of(tmp_path / "client-0-silo"), time.process_time()
     answer, _ = Attacker(nodes, terms).ask(100, "value", key="0-0-train")
