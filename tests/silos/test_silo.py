@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ekiden.core.base import outside
 from ekiden.core.base.errors import UserError
 from ekiden.core.data.augment import Augment
 from ekiden.core.engine import wire
@@ -180,6 +181,21 @@ def test_a_good_request_is_done(file: SiloFile) -> None:
     assert said(file, task()) == ""
     assert said(file, task(model=model())) == ""
     assert not nothing_done(file)
+
+
+def test_code_that_reads_the_data_is_no_code_for_others_to_name(
+    file: SiloFile, tmp_path: Path
+) -> None:
+    """It may run here, because silo.toml names it, but not because somebody else does."""
+    code = tmp_path / "own.py"
+    code.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Method: pass\n")
+    outside.allow(f"{code}:Method")
+    for name in (f"{code}:Method", "own.py:Method", outside.by_content(f"{code}:Method")):
+        for entry in ("method", "metric"):
+            assert said(file, task(agreement=said_of_recipe(**{entry: name}))), (entry, name)
+    assert not (tmp_path / "ran").exists()
+    outside.load(f"{code}:Method")
+    assert (tmp_path / "ran").exists(), "the silo itself may run it"
 
 
 @pytest.mark.parametrize(

@@ -210,10 +210,8 @@ def _named(link: Mapping[str, Any]) -> str:
 
 
 def _words(link: Mapping[str, Any]) -> str:
-    certificate, public_keys = (
-        link["certificate"] or "of any authority",
-        link["keys"] or "of nobody",
-    )
+    certificate = link["certificate"] or "of any authority"
+    public_keys = link["keys"] or "of nobody"
     return f"{link['link']} with the certificate {certificate} and the keys {public_keys}"
 
 

@@ -320,8 +320,8 @@ def parse(text: str, own: Callable[[str], str] = no_code) -> Agreement:
         raise UserError("--evaluate-dp=none is for runs that train: give epsilon=2,delta=1e-5")
     if agreement.subgroups:
         check_task(agreement.labels)
-    more = [agreement.validation, bool(agreement.by)]
-    if sum(more) > bool(agreement.measures):
+    finished = agreement.measures and not (agreement.validation and agreement.by)
+    if (agreement.validation or agreement.by) and not finished:
         raise UserError(
             "the terms of the run cannot be read: validation samples and subgroups are for finished "
             "models, one of them at a time"
