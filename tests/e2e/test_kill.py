@@ -18,7 +18,27 @@ from tests.warm import WarmProcess, command
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
 SAME = ("metrics.jsonl", "ledger.jsonl")
 FEDELMY = "run fedelmy --data digits --models 3 --epochs 25 --warmup 25 --threads 1 --out"
-LOCAL = "run local --data digits --clients 4 --rounds 3 --epochs 8 --threads 1 --out"
+LOCAL = "--data digits --clients 4 --rounds 3 --epochs 8 --threads 1 --out"
+HELD = '''
+import time
+from pathlib import Path
+
+from ekiden import Local
+from ekiden.authoring import Client, Weights, on_client
+
+
+class Held(Local):
+    """Trains, and goes on only in a round that nobody holds."""
+
+    @on_client(gives="model")
+    def train(self, client: Client, model: Weights, round: int) -> Weights:
+        trained = super().train(client, model, round)
+        held = Path(__file__).with_name(f"hold-{round}")
+        if held.exists():
+            held.with_name("held").touch()
+            time.sleep(600)
+        return trained
+'''
 PATIENCE = 120.0
 """Seconds after which something must have happened on the slowest machine."""
 
@@ -163,34 +183,31 @@ def alive(pid: int) -> bool:
 def test_killed_with_worker_processes(
     kills: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After so many steps; each attempt starts two interpreters, which takes seconds."""
+    """In these rounds, each while clients train; each attempt starts two interpreters, which takes
+    seconds."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    flags = LOCAL.split()
+    method = tmp_path / "own.py"
+    method.write_text(HELD)
+    flags = ["run", f"{method}:Held", *LOCAL.split()]
     Process([*flags, str(tmp_path / "whole")], tmp_path / "log", warm=True).finish()
     (whole,) = (tmp_path / "whole").iterdir()
-    flags, out, draw = (
-        [*flags, str(tmp_path / "out"), "--workers", "2"],
-        tmp_path / "out",
-        random.Random(1),
-    )
-    for least in kills:
+    out = tmp_path / "out"
+    flags = [*flags, str(out), "--workers", "2"]
+    for round in kills:
+        hold = tmp_path / f"hold-{round}"
+        hold.touch()
         args, _ = next_command(out, flags)
         process = Process(args, tmp_path / "log", warm=True)
-
-        def begun(least: int = least) -> bool:
-            if least == 0:  # clients train in the first step
-                return any(out.glob("*/clients/*/journal/*.safetensors"))
-            return any(lines(p) >= least for p in out.glob("*/metrics.jsonl"))
-
-        process.wait_until(begun)
-        time.sleep(draw.uniform(0, 0.1))
+        process.wait_until((tmp_path / "held").exists)
         workers = children(process.pid)
-        assert process.kill()
+        assert process.kill(), process.log.read_text()
         assert len(workers) >= 2
         deadline = time.monotonic() + PATIENCE
         while any(map(alive, workers)):
             assert time.monotonic() < deadline, "a worker outlived its parent"
             time.sleep(0.02)
+        hold.unlink()
+        (tmp_path / "held").unlink()
     args, folder = next_command(out, flags)
     assert folder is not None
     Process(args, tmp_path / "log", warm=True).finish()
