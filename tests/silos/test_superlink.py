@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Iterator, MutableMapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,12 +35,14 @@ PATH = "/v1/fleet/push-object"
 
 
 class App:
-    """Stands for the SuperLink: counts the bytes of bodies."""
+    """Stands for the SuperLink: counts requests, and the bytes of bodies."""
 
     def __init__(self) -> None:
+        self.begun = 0
         self.bodies: list[int] = []
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        self.begun += 1
         length, more = 0, True
         while more:
             message = await receive()
@@ -48,6 +50,14 @@ class App:
         self.bodies.append(length)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"done"})
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Wait for it, as long as the slowest machine may take."""
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @contextmanager
@@ -87,17 +97,21 @@ def headers(key: Any, public: Any, moment: str | None = None) -> str:
 def asked(port: int, more: str, length: int, body: bytes) -> bytes:
     """What comes back until the connection is closed, if of a body of `length` bytes only these are
     sent."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as link:
+    found = b""
+    # a connection that is one too many is reset
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=20) as link,
+        suppress(ConnectionError),
+    ):
         link.sendall(
             f"POST {PATH} HTTP/1.1\r\nhost: x\r\n{more}content-length: {length}\r\n\r\n".encode()
             + body
         )
-        found = b""
         while part := link.recv(4096):
             found += part
             if b"done" in part:
                 break
-        return found
+    return found
 
 
 def test_a_body_is_not_read_before_a_registered_silo_signed() -> None:
@@ -128,27 +142,28 @@ def test_a_body_is_not_read_before_a_registered_silo_signed() -> None:
 @pytest.mark.parametrize("bounds", [{"each": 3}, {"most": 3}])
 def test_connections_of_one_address_and_of_all_are_bounded(bounds: dict[str, int]) -> None:
     begun = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n".encode()
-    with served(App(), None, **bounds, seconds=600) as port:
+    app = App()
+    with served(app, None, **bounds, seconds=600) as port:
         held = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(3)]
         for link in held:
             link.sendall(begun)
-        time.sleep(0.2)
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as one_more:
+        until(lambda: app.begun == 3)
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as one_more:
             assert closed(one_more)
         for link in held:
             link.close()
-        time.sleep(0.2)
-        assert asked(port, "", 4, b"body").startswith(b"HTTP/1.1 200")
+        until(lambda: asked(port, "", 4, b"body").startswith(b"HTTP/1.1 200"))
 
 
 @pytest.mark.parametrize("bounds", [{"each": 3}, {"most": 3}])
 def test_who_only_connects_shuts_out_no_silo_behind_the_same_address(
     bounds: dict[str, int],
 ) -> None:
-    with served(App(), None, **bounds, seconds=600) as port:
+    app = App()
+    with served(app, None, **bounds, seconds=600) as port:
         begun = socket.create_connection(("127.0.0.1", port), timeout=20)
         begun.sendall(f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n".encode())
-        time.sleep(0.2)
+        until(lambda: app.begun == 1)
         idle = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(9)]
         for link in idle:
             link.sendall(b"POST ")
@@ -207,7 +222,10 @@ def test_superexec_is_started_again(capsys: pytest.CaptureFixture[str]) -> None:
         task = asyncio.create_task(
             keep_superexec([lifespan, Lifespan(superexec_process=None)], 0.01)
         )
-        await asyncio.sleep(0.3)
+        while not lifespan.starts:
+            await asyncio.sleep(0.01)
+        # time to start one too many
+        await asyncio.sleep(0.1)
         task.cancel()
 
     asyncio.run(for_a_while())
