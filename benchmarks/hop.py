@@ -37,7 +37,6 @@ from ekiden.silos.coordinator.courier import Lost
 from ekiden.silos.coordinator.remote_plan import RemotePlan
 from ekiden.silos.envelope import content, wrap
 from ekiden.silos.server_app import GridNodes, say
-from ekiden.silos.silo import silo_file
 from ekiden.silos.trust.parcel import Ask, unpack
 
 ROOT = Path(__file__).parents[1]
@@ -126,9 +125,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def install() -> None:
     """Let all ends know the method."""
-    known = (*methods.METHODS, Relay)
-    for module in (methods, silo_file):
-        vars(module)["METHODS"] = known
+    methods.PLACES["Relay"] = f"{Relay.__module__}:Relay"
 
 
 def answer_bare(message: Message, context: Context) -> Message:

@@ -40,7 +40,7 @@ from ekiden.core.training.network import Network
 from ekiden.lab.conformance import CHECKS, line
 from ekiden.lab.tables import ledger, records, verdicts
 from ekiden.lab.tables.sweep import Sweep, opened
-from ekiden.methods import METHODS, SORTS
+from ekiden.methods import METHODS, SORTS, method_named
 from ekiden.runs import summary
 
 ROOT = Path(__file__).parents[1]
@@ -84,8 +84,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """
     research = next(entry for entry in config.nav or [] if "Research" in entry)["Research"]
     listed = next(entry for entry in research if "Methods" in entry)["Methods"]
-    for sort, methods in SORTS.items():
-        names = sorted(map(page_of, methods))
+    for sort, places in SORTS.items():
+        names = sorted(page_of(method_named(place.partition(":")[2])) for place in places)
         titles = (
             (ROOT / "docs" / name).read_text(encoding="utf-8").partition("\n")[0] for name in names
         )

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ekiden.commands import describe as describe
     from ekiden.commands import evaluate as evaluate
     from ekiden.commands import export as export
-    from ekiden.commands import follow as follow
     from ekiden.commands import predict as predict
     from ekiden.commands import report as report
     from ekiden.commands import resume as resume
@@ -50,9 +49,10 @@ if TYPE_CHECKING:
     from ekiden.runs.reruns import forget as forget
     from ekiden.runs.reruns import join as join
     from ekiden.runs.result import Result as Result
+    from ekiden.runs.tracking import follow as follow
 
 _NAMES = {
-    "commands": "audit available card compare describe evaluate export follow predict report resume show sweep "
+    "commands": "audit available card compare describe evaluate export predict report resume show sweep "
     "sweep_results topology verify",
     "core.base.errors": "DataWarning DivergenceWarning UserError",
     "core.base.settings": "Hardware Training",
@@ -71,6 +71,7 @@ _NAMES = {
     "runs.loading": "load_model open_run",
     "runs.reruns": "forget join",
     "runs.result": "Result",
+    "runs.tracking": "follow",
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Public names and their modules. A module is loaded when its name is used: `ekiden --version`
@@ -87,17 +88,18 @@ def __getattr__(name: str) -> Any:
         return import_module(f"ekiden.{name}")
     if name == "__all__":
         return ["__version__", *_WHERE, *_methods()]
-    if not name[:1].isupper() or name not in (methods := _methods()):
+    if not name[:1].isupper() or name not in _methods():
         raise AttributeError(
             f"module 'ekiden' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
         )
-    return methods[name]
+    return getattr(import_module("ekiden.methods"), name)
 
 
 def __dir__() -> list[str]:
     return [*globals(), *__getattr__("__all__")]
 
 
-def _methods() -> dict[str, Any]:
-    """Return the classes of the methods by their names."""
-    return {kind.__name__: kind for kind in import_module("ekiden.methods").METHODS}
+def _methods() -> dict[str, str]:
+    """Return where the methods are, by the names of their classes."""
+    places: dict[str, str] = import_module("ekiden.methods").PLACES
+    return places

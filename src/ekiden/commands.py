@@ -3,8 +3,7 @@ do, from Python.
 """
 
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, overload
@@ -18,11 +17,11 @@ from ekiden.clinic.regressions import Baseline
 from ekiden.core import models
 from ekiden.core.base.checks import Count, CountOrZero, Fraction, Range, checked, plain
 from ekiden.core.base.errors import UserError, counted, unknown
-from ekiden.core.base.files import is_held, path_of, read_text
+from ekiden.core.base.files import path_of, read_text
 from ekiden.core.base.outside import require_extra, summary_of
 from ekiden.core.data.samples import Dataset, FederatedData, coming_from
 from ekiden.core.engine.drive import Row
-from ekiden.core.engine.folder import read_config, read_lines
+from ekiden.core.engine.folder import read_config
 from ekiden.core.engine.setup import check_same_data
 from ekiden.core.tasks import Metric
 from ekiden.lab import drawing, launch
@@ -31,7 +30,7 @@ from ekiden.lab.tables import sweep as sweeps
 from ekiden.lab.tables import verdicts
 from ekiden.lab.tables.experiment import PAPER
 from ekiden.lab.tables.sweep import expand, summaries
-from ekiden.methods import METHODS
+from ekiden.methods import method_named, titles
 from ekiden.methods.gossip import topology as graphs
 from ekiden.readers import frames
 from ekiden.readers.partition import Iid, split
@@ -49,7 +48,6 @@ from ekiden.runs.predictions import column_in
 from ekiden.runs.recipe import recipe_of
 from ekiden.runs.result import Result
 
-_LOOK = 0.5  # seconds between two looks at a run that computes
 Folder = str | os.PathLike[str]
 
 
@@ -278,7 +276,7 @@ def available() -> dict[str, Any]:
     home = os.environ.get("EKIDEN_DATA")
     local = {p.parent.name for p in Path(home).glob("*/train.parquet")} if home else set()
     return {
-        "methods": {kind.title(): summary_of(kind) for kind in METHODS},
+        "methods": {title: summary_of(method_named(title)) for title in titles()},
         "networks": list(models.names()),
         "pretrained": list(models.pretrained_names()),
         "data": sorted(set(NAMED) | local),
@@ -565,31 +563,6 @@ def sweep_results(folder: Folder) -> list[dict[str, Any]]:
         UserError: it is neither.
     """
     return verdicts.as_rows(verdicts.collect(sweeps.opened(path_of(folder))))
-
-
-def follow(folder: Folder, *, wait: bool = True) -> Iterator[Row]:
-    """Yield the rows of metrics of a run, those of steps to come too, until the run ends or stops.
-
-    Args:
-        folder: the run folder; it may be of a run in another process.
-        wait: whether to wait for steps to come.
-
-    Raises:
-        UserError: it is not a run folder, or is damaged.
-    """
-    path, last = path_of(folder), 0
-    read_config(path)
-    while True:
-        works = wait and is_held(
-            path / "lock"
-        )  # asked first: rows that come until the end are read below
-        for row in read_lines(path / "metrics.jsonl", "step"):
-            if row["step"] > last:
-                last = row["step"]
-                yield row
-        if not works:
-            return
-        time.sleep(_LOOK)
 
 
 def verify(folder: Folder, keys: Folder | None = None) -> dict[str, Any]:

@@ -49,9 +49,8 @@ def test_in_a_checkout_each_file_goes_where_it_belongs_and_the_method_is_listed(
     test = (tmp_path / "tests/methods/test_near_prox.py").read_text()
     assert "from ekiden.methods.rounds.near_prox import NearProx" in test
     listed = (there / "__init__.py").read_text()
-    assert "from ekiden.methods.rounds.near_prox import NearProx\n" in listed
-    assert "FedProx, NearProx" in listed
-    assert '"FedProx",\n    "NearProx",\n' in listed.partition("__all__")[2]
+    assert "from ekiden.methods.rounds.near_prox import NearProx as NearProx\n" in listed
+    assert '"rounds.fedprox:FedProx",\n        "rounds.near_prox:NearProx",\n' in listed
     code, said = command("new", "method", "NearProx", "--like", "fedprox")
     assert code == 2
     assert "exists already" in said

@@ -66,6 +66,12 @@ def test_a_silo_is_made_and_looked_at_without_pytorch(tmp_path: Path) -> None:
     assert (tmp_path / "north" / "north.key").exists()
 
 
+def test_a_command_about_one_method_loads_no_other(tmp_path: Path) -> None:
+    others = ("ekiden.methods.chain.fedelmy", "ekiden.methods.one_shot.dense")
+    calls = [["run", "--help"], ["run", "fedavg", "--help"], ["show", "--help"]]
+    assert without_torch(calls, tmp_path, others)[1] == []
+
+
 USES = [
     "torch.zeros(3) + 1",
     "torch.zeros(3)[0]",

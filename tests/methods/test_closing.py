@@ -44,9 +44,8 @@ from ekiden.methods import (
     MetaFed,
     method_named,
     name_of,
-    with_lap,
 )
-from ekiden.methods.exact.closing import Scales, Totals, refitted, settled, whole
+from ekiden.methods.exact.closing import Scales, Totals, refitted, settled, whole, with_lap
 from ekiden.runs.plan import Plan, from_json, plan_of
 from ekiden.runs.recipe import Recipe, recipe_of
 from ekiden.runs.result import Result

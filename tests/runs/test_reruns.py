@@ -28,7 +28,8 @@ from ekiden.core.training.gram import size
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.lab.drawing import comparison
 from ekiden.lab.reporting.runs import collect
-from ekiden.methods import FedAvg, FedGram, FedKrylov, FedSeq, among, with_lap
+from ekiden.methods import FedAvg, FedGram, FedKrylov, FedSeq, among
+from ekiden.methods.exact.closing import with_lap
 from ekiden.methods.exact.fedgram import Summing
 from ekiden.runs.result import Result
 from ekiden.runs.summary import summarise

@@ -26,7 +26,8 @@ from ekiden.core.engine.transport import opened, summands
 from ekiden.core.engine.wire import SERVER
 from ekiden.core.engine.worker import Worker
 from ekiden.core.training.gram import AnySums, Rounding, Sums, TargetSums, measure, measure_targets
-from ekiden.methods import Average, DeepAFL, FedGram, FedKrylov, FedSeq, FedTasuki, with_lap
+from ekiden.methods import Average, DeepAFL, FedGram, FedKrylov, FedSeq, FedTasuki
+from ekiden.methods.exact.closing import with_lap
 from ekiden.runs import summary
 from ekiden.runs.result import Result
 from ekiden.silos.coordinator import remote_plan, session

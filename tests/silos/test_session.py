@@ -28,6 +28,7 @@ from ekiden.methods import (
     GLM,
     METHODS,
     MOON,
+    PLACES,
     SCAFFOLD,
     SPFL,
     FedAvg,
@@ -87,7 +88,7 @@ def mostly(fast: tuple[str, ...]) -> pytest.MarkDecorator:
 
 @pytest.fixture(autouse=True)
 def toy_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ekiden.methods.METHODS", (*METHODS, Toy))
+    monkeypatch.setitem(PLACES, "Toy", f"{__name__}:Toy")
 
 
 def small(kind: type[Method]) -> Method:

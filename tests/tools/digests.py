@@ -40,8 +40,8 @@ from ekiden.methods import (
     FedSeq,
     FedTasuki,
     MetaFed,
-    with_lap,
 )
+from ekiden.methods.exact.closing import with_lap
 from ekiden.runs.result import Result
 from ekiden.silos.coordinator import session
 from ekiden.silos.coordinator.courier import Lost

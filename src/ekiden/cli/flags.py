@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args,
 
 from ekiden.core.base.checks import Alias, Mark, hints_of
 from ekiden.core.base.errors import UserError, listed, nearest, unknown
-from ekiden.core.engine.method import Method
 
 _LEFT = 26
 _MOST = 100
@@ -150,9 +149,9 @@ def _arranged(found: Sequence[_Box], own: Sequence[Flag], boxes: Boxes) -> Itera
 def _boxes(shown: object, field: str = "") -> Iterator[_Box]:
     """Yield the fields of a dataclass as a box, then those of the dataclasses in it."""
     kind: Any = shown if isinstance(shown, type) else type(shown)
-    box = _Box(
-        kind.title() if issubclass(kind, Method) else field, inspect.getdoc(kind) or "", [], field
-    )
+    # methods have a title
+    title = kind.title() if field == "method" else field
+    box = _Box(title, inspect.getdoc(kind) or "", [], field)
     inner: list[_Box] = []
     for one in fields(kind):
         default, hint = _default(shown, one), hints_of(kind)[one.name]

@@ -11,8 +11,6 @@ from ekiden.cli.console import console, print_json
 from ekiden.commands import available, topology
 from ekiden.core.base.checks import Checked, Positional, Range
 from ekiden.core.base.errors import counted
-from ekiden.core.base.outside import summary_of
-from ekiden.methods import METHODS
 
 
 @dataclass(frozen=True)
@@ -29,10 +27,10 @@ def list_all(options: ListOptions) -> None:
     if options.json:
         return print_json(available())
     table = RichTable("name", "what it is", title="methods", title_justify="left")
-    for method in METHODS:
-        table.add_row(method.title(), summary_of(method))
-    console.print(table)
     found = available()
+    for method, summary in found["methods"].items():
+        table.add_row(method, summary)
+    console.print(table)
     console.print(
         f"networks: {', '.join(found['networks'])}; pretrained: {', '.join(found['pretrained'])}"
     )

@@ -178,13 +178,12 @@ def _of_library(name: str) -> type[Method]:
 
 def _list(file: Path, other: type[Method], module: str, kind: str) -> None:
     """Name a new method next to another one in the list of all methods."""
-    text, own = file.read_text(encoding="utf-8"), f"import {other.__name__}\n"
-    text = text.replace(own, f"{own}from {module} import {kind}\n", 1)
-    imports, start, kinds = text.partition("SORTS")
-    kinds = re.sub(rf"\b{other.__name__}\b", f"{other.__name__}, {kind}", kinds, count=1)
-    public = f'    "{other.__name__}",\n'
-    kinds = kinds.replace(public, f'{public}    "{kind}",\n', 1)
-    write_file(file, [(imports + start + kinds).encode()])
+    text, name = file.read_text(encoding="utf-8"), other.__name__
+    own, place = f"import {name} as {name}\n", f':{name}",\n'
+    text = text.replace(own, f"{own}    from {module} import {kind} as {kind}\n")
+    listed = f"{module.removeprefix('ekiden.methods.')}:{kind}"
+    text = text.replace(place, f'{place}        "{listed}",\n')
+    write_file(file, [text.encode()])
 
 
 _METHOD = '''"""KIND: a method to start from. Replace the bodies of `run` and `train`."""

@@ -1,33 +1,27 @@
-"""The command line of runs: `ekiden run`, `resume`, `show`, `compare`, `data`, `forget` and
-`join`.
-"""
+"""The command line of runs: `ekiden run`, `resume`, `data`, `forget` and `join`."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any
+from typing import Any
 
 from ekiden import data as datasets
-from ekiden.cli.console import console, no_run, only_json, print_json, say, telling
+from ekiden.cli.console import console, only_json, print_json, say, telling
 from ekiden.cli.flags import parse, parse_some
 from ekiden.cli.run_options import BOXES, Here, RunOptions
 from ekiden.clinic import study
-from ekiden.commands import follow
-from ekiden.core.base.checks import Alias, Checked, Count, CountOrZero, Positional, Positive
+from ekiden.core.base.checks import Checked, Count, CountOrZero, Positional, Positive
 from ekiden.core.base.errors import UserError, counted
-from ekiden.core.base.files import disk_error, is_held
+from ekiden.core.base.files import disk_error
 from ekiden.core.engine.folder import read_config
 from ekiden.lab import drawing, launch
-from ekiden.lab.tables.sweep import refuse_records, summaries
-from ekiden.methods import METHODS, SORTS, method_named
+from ekiden.methods import SORTS, method_named, titles
 from ekiden.readers.columns import Reading
 from ekiden.readers.holdings import located_silo
 from ekiden.runs import reruns, summary, tracking
-from ekiden.runs.clock import devices_of
 from ekiden.runs.plan import Plan, TaskName, go_on_with, read, refuse_lost, stored, written
 from ekiden.runs.recipe import Recipe
 from ekiden.runs.result import Result
@@ -67,55 +61,6 @@ class ResumeOptions:
     """largest number of laps for a regression that has not converged within its own limit"""
     json: bool = False
     """as for `ekiden run`"""
-
-
-@dataclass(frozen=True)
-class ShowOptions:
-    """Show what a run folder holds: what was run, every step, what moved."""
-
-    run: Positional[Path]
-    """run folder"""
-    devices: str = ""
-    """also show how long it would have taken on these devices: equal, hospitals, phones, or a TOML
-    file; see docs/time.md"""
-    json: bool = False
-    """print JSON, an object: `folder`, `method`, `data`, `seed`, `settings` (those that differ
-    from the defaults), `clients` (numbers of training, validation and test samples),
-    `finished`, `step`, `steps`, `metric` and its `value` after the last step, `bytes` moved,
-    `forward` and `backward` (samples through a network), `seconds`, `metrics` (the rows of
-    metrics.jsonl); of a regression `coefficients`; with --devices `simulated`, with `seconds`
-    at the end of each step, and the share `computing`, null if the method counts no passes"""
-
-
-@dataclass(frozen=True)
-class LogOptions:
-    """Print a line for each step of a run: what was measured, what moved."""
-
-    run: Positional[Path]
-    """run folder"""
-    follow: Annotated[bool, Alias("-f")] = False
-    """wait for steps to come, until the run ends or stops"""
-    json: bool = False
-    """print JSON: one line for each step, the row of metrics.jsonl; with -f until the run ends"""
-
-
-@dataclass(frozen=True)
-class CompareOptions:
-    """Show runs side by side; those that differ only in the seed as mean ± standard deviation."""
-
-    runs: Positional[tuple[Path, ...]]
-    """run folders, sweep folders, folders that hold them, and files that `ekiden sweep --records`
-    made"""
-    devices: str = ""
-    """also show how long they would have taken on these devices: equal, hospitals, phones, or a
-    TOML file; see docs/time.md"""
-    json: bool = False
-    """print JSON: a list with an object for all runs that differ only in the seed: `method`,
-    `data`, finished `seeds`, number `unfinished`, `metric`, whether `higher` is better,
-    `values`, `mean`, `std`, means of `bytes`, `forward`, `backward` and `seconds`, number that
-    `diverged`, `folders`; with --devices means of `simulated` and `computing`"""
-    latex: bool = False
-    """print a LaTeX table, for booktabs"""
 
 
 @dataclass(frozen=True)
@@ -168,7 +113,8 @@ what methods are:  ekiden list
 def overview() -> str:
     """`ekiden run --help`: the methods by kind, on one screen of 80 columns."""
     lists = {
-        sort: ", ".join(method.title() for method in methods) for sort, methods in SORTS.items()
+        sort: ", ".join(place.partition(":")[2].lower() for place in places)
+        for sort, places in SORTS.items()
     }
     indented = partial(fill, width=80, initial_indent="  ", subsequent_indent="  ")
     return _HELP + "".join(f"{sort}\n{indented(names)}\n" for sort, names in lists.items())
@@ -176,7 +122,6 @@ def overview() -> str:
 
 def run(args: Sequence[str]) -> None:
     """`ekiden run METHOD [flags]`."""
-    names = ", ".join(m.title() for m in METHODS)
     if args and args[0] in ("-h", "--help"):
         return print(overview(), end="")
     named, title, rest = "", "METHOD", args
@@ -186,7 +131,7 @@ def run(args: Sequence[str]) -> None:
     prog = f"ekiden run {title}"
     first = parse_some(_First, rest, prog)
     if not named and first.config is None:
-        raise UserError(f"missing METHOD (first argument). Choose one of {names}")
+        raise UserError(f"missing METHOD (first argument). Choose one of {', '.join(titles())}")
     if first.on == "flower":
         # most commands do not need it
         from ekiden.cli import coordinator
@@ -214,9 +159,9 @@ def run(args: Sequence[str]) -> None:
     if len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds {' '.join(map(str, seeds))} names one twice: give each once")
     tracking.check(options.track, options.out)
-    titles = [f"{kind.title()}-{Path(one).stem}-seed{seed}" for seed in seeds]
-    folders = [launch.free_folder(options.out, name) for name in titles]
-    for path in (options.out / name for name in titles):
+    names = [f"{kind.title()}-{Path(one).stem}-seed{seed}" for seed in seeds]
+    folders = [launch.free_folder(options.out, name) for name in names]
+    for path in (options.out / name for name in names):
         if (path / "config.json").exists() and not summary.summarise(path).finished:
             say(f"{path} is not finished: `ekiden resume {path}` goes on (--data: moved data)")
     jobs = []
@@ -246,63 +191,13 @@ def resume(options: ResumeOptions) -> None:
         _launch(jobs, options.json)
 
 
-def show(options: ShowOptions) -> None:
-    """`ekiden show RUN`."""
-    refuse_records(options.run)
-    devices = devices_of(options.devices) if options.devices else None
-    if options.json:
-        return print_json(summary.as_record(summary.summarise(options.run), devices))
-    for number, part in enumerate(drawing.shown(options.run, devices)):
-        console.print(part, style="" if number else "bold", highlight=False)
-
-
-def log(options: LogOptions) -> None:
-    """`ekiden log RUN [-f]`."""
-    refuse_records(options.run)
-    run = summary.summarise(options.run)
-    for row in follow(options.run, wait=options.follow):
-        if options.json:
-            print(json.dumps(row), flush=True)
-            continue
-        metric = summary.metric_named(run.config, str(row.get("metric", "accuracy")))
-        value = tracking.measured(metric, row)
-        loss = f"loss {row['loss']:.4g}" if "loss" in row else ""
-        parts = [
-            f"step {row['step']} of {run.config['steps']}",
-            value,
-            loss,
-            f"{summary.size(row['bytes'])} moved",
-        ]
-        say(", ".join(filter(None, parts)))
-    run = summary.summarise(options.run)
-    if not run.finished and not options.json:
-        state = summary.going_on(run)
-        if is_held(options.run / "lock"):
-            state = "a process works on it"
-        say(f"not finished: {state}")
-
-
-def compare(options: CompareOptions) -> None:
-    """`ekiden compare RUN...`."""
-    devices = devices_of(options.devices) if options.devices else None
-    runs = summaries(options.runs)
-    if not runs:
-        raise no_run(options.runs)
-    if options.json:
-        return print_json(summary.compared(runs, devices))
-    table = drawing.comparison(runs, devices)
-    if options.latex:
-        return print(drawing.latex(table))
-    console.print(table)
-
-
 def data(options: DataOptions) -> None:
     """`ekiden data NAME [flags]`."""
     file = options.draw or Path("who-holds-what.png")
     if file.suffix != ".png":
         raise UserError(f"--draw {file}: the picture is a PNG file: give a name that ends in .png")
     plan: Plan[Any] = Plan(
-        Recipe(METHODS[0](), seed=options.seed),
+        Recipe(method_named("fedelmy")(), seed=options.seed),
         options.data,
         options.partition,
         options.clients,

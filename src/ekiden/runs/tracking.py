@@ -13,7 +13,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ekiden.core.base.errors import UserError, unknown
-from ekiden.core.base.files import write
+from ekiden.core.base.files import is_held, path_of, write
 from ekiden.core.data.samples import said_in
 from ekiden.core.engine.drive import Row
 from ekiden.core.engine.folder import read_config, read_lines
@@ -272,6 +272,31 @@ def watching(names: Sequence[str], folder: Path, steps: int) -> Iterator[Callabl
             yield catch_up
         finally:
             catch_up()
+
+
+def follow(folder: str | os.PathLike[str], *, wait: bool = True) -> Iterator[Row]:
+    """Yield the rows of metrics of a run, those of steps to come too, until the run ends or stops.
+
+    Args:
+        folder: the run folder; it may be of a run in another process.
+        wait: whether to wait for steps to come.
+
+    Raises:
+        UserError: it is not a run folder, or is damaged.
+    """
+    path, last = path_of(folder), 0
+    read_config(path)
+    while True:
+        # asked first: rows that come until the end are read below
+        works = wait and is_held(path / "lock")
+        for row in read_lines(path / "metrics.jsonl", "step"):
+            if row["step"] > last:
+                last = row["step"]
+                yield row
+        if not works:
+            return
+        # seconds between two looks at a run that computes
+        sleep(0.5)
 
 
 class _Follower:

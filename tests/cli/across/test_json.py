@@ -11,8 +11,8 @@ import pytest
 
 from ekiden.cli.app import COMMANDS
 from ekiden.cli.flags import texts_below
+from ekiden.cli.folders import ShowOptions
 from ekiden.cli.run_options import RunOptions
-from ekiden.cli.runs import ShowOptions
 from tests.warm import ekiden
 
 NOT_A_TABLE = {

@@ -38,9 +38,10 @@ from ekiden.core.training.private import (
     spent_epsilon,
     width_for,
 )
-from ekiden.methods import METHODS, FedAvg, FedGram, FedSeq, with_lap
+from ekiden.methods import METHODS, FedAvg, FedGram, FedSeq
 from ekiden.methods.blocks.glam import alignment
 from ekiden.methods.exact.blocks import gaussian_heads
+from ekiden.methods.exact.closing import with_lap
 from ekiden.runs.recipe import Recipe
 from ekiden.runs.summary import privacy
 

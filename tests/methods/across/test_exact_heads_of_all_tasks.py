@@ -20,8 +20,9 @@ from ekiden.core.models.split import as_split
 from ekiden.core.tasks import MultiLabel, Regression, Task
 from ekiden.core.training.network import Network
 from ekiden.lab.conformance.small_runs import Tiny
-from ekiden.methods import FedAvg, FedGram, FedSeq, with_lap
+from ekiden.methods import FedAvg, FedGram, FedSeq
 from ekiden.methods.exact.blocks.gaussian_heads import GRID
+from ekiden.methods.exact.closing import with_lap
 from ekiden.runs.result import Result
 
 Array = np.ndarray[Any, Any]

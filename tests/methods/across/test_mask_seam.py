@@ -13,7 +13,8 @@ from ekiden.core.base.settings import Training
 from ekiden.core.engine.client import Client
 from ekiden.core.training.gram import Sums
 from ekiden.lab.conformance.small_runs import Tiny
-from ekiden.methods import FedSeq, with_lap
+from ekiden.methods import FedSeq
+from ekiden.methods.exact.closing import with_lap
 from ekiden.runs.result import Result
 from tests.core.base.test_sums import gram
 from tests.methods.test_fedgram import METHOD, bits, go, silos

@@ -37,7 +37,8 @@ from ekiden.core.models import build
 from ekiden.core.training.gram import size
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
-from ekiden.methods import METHODS, DFedAvgM, FedAvg, FedGram, FedKrylov, FedSeq, Local, with_lap
+from ekiden.methods import METHODS, DFedAvgM, FedAvg, FedGram, FedKrylov, FedSeq, Local
+from ekiden.methods.exact.closing import with_lap
 from ekiden.methods.exact.fedgram import Summing
 from ekiden.readers.kinds import Images
 from ekiden.readers.kinds import terms as inputs_text

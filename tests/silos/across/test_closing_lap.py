@@ -9,7 +9,8 @@ import pytest
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine.folder import read_config
 from ekiden.core.engine.method import Method
-from ekiden.methods import Average, FedTasuki, with_lap
+from ekiden.methods import Average, FedTasuki
+from ekiden.methods.exact.closing import with_lap
 from ekiden.silos.coordinator.remote_plan import from_json
 from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.trust.agreement import parse

@@ -45,13 +45,12 @@ from ekiden.methods import (
     RegMean,
     Trees,
     between_machines,
-    with_lap,
 )
 from ekiden.methods.exact import closing, fedkrylov
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.methods.exact.blocks.krylov import OpeningSums
 from ekiden.methods.exact.blocks.whole_features import PatchFeatures, RandomReLU
-from ekiden.methods.exact.closing import ClosingLap
+from ekiden.methods.exact.closing import ClosingLap, with_lap
 from ekiden.methods.exact.fedgram import Handoff
 from ekiden.methods.exact.fedran import Scatter
 from ekiden.silos.coordinator.verify import verify

@@ -33,9 +33,9 @@ from ekiden.methods import (
     FedNova,
     FedProx,
     Trees,
-    with_lap,
 )
 from ekiden.methods.blocks.rounds import ModelSums
+from ekiden.methods.exact.closing import with_lap
 from ekiden.methods.rounds.feddisco import discrepancy
 from ekiden.silos.coordinator.transport import Remote
 from ekiden.silos.silo import tasks

@@ -24,7 +24,8 @@ from ekiden.core.models.split import SplitNetwork
 from ekiden.core.tasks import LanguageModelling, Regression, named
 from ekiden.core.tasks import terms as task_terms
 from ekiden.data import FederatedData, federate
-from ekiden.methods import GLM, DFedAvgM, FedAvg, FedGram, FedOV, FedPer, FedSeq, Trees, with_lap
+from ekiden.methods import GLM, DFedAvgM, FedAvg, FedGram, FedOV, FedPer, FedSeq, Trees
+from ekiden.methods.exact.closing import with_lap
 from ekiden.readers.kinds import Tokens
 from ekiden.runs.recipe import Recipe
 from ekiden.silos.coordinator import session

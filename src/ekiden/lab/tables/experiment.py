@@ -18,7 +18,7 @@ from ekiden.core.base.errors import UserError, at, unknown
 from ekiden.core.base.files import read_text
 from ekiden.core.engine.method import Method
 from ekiden.core.tasks import KINDS
-from ekiden.methods import LAP, METHODS, method_named
+from ekiden.methods import LAP, method_named, titles
 from ekiden.readers.sources import NAMED
 from ekiden.runs.plan import Plan, common_settings, hyperparameters, plan_of
 
@@ -29,7 +29,7 @@ Entry = dict[str, Any]
 def known_anywhere() -> frozenset[str]:
     """Return the names of all settings of all methods."""
     return frozenset(common_settings()) | {
-        name for kind in METHODS for name in hyperparameters(kind)
+        name for title in titles() for name in hyperparameters(method_named(title))
     }
 
 
@@ -142,7 +142,7 @@ _TOP = (
 )
 _OWN = ("label", "method", "metric", "note", "differs", "skip")
 _ROW = (*_OWN, "printed", "at")
-_TITLES = tuple(m.title() for m in METHODS)
+_TITLES = tuple(titles())
 # most bytes of a cell's file name; file systems allow 255
 _LONGEST = 180
 

@@ -31,10 +31,10 @@ from ekiden.core.tasks import Need
 from ekiden.core.training.gram import WIDE, AnySums
 from ekiden.core.training.network import trial
 from ekiden.core.training.weights import Layout
+from ekiden.methods import LAP
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import size_of_sums, sums_of
 
-LAP = "+lap"  # end of the name of a method with a closing lap
 # Samples from which the first client of the lap sets the scales
 _SAMPLES = 1024
 # Range of the whole numbers, in standard deviations of these samples
