@@ -24,8 +24,8 @@ BUDGET = {
     "runs": 32_600,
     "silos": 56_830,
     "lab": 41_000,
-    "cli": 20_900,
-    "doors": 3_400,
+    "cli": 20_700,
+    "doors": 3_300,
 }
 """tokens that a room may have; files on top are the room `doors`"""
 
