@@ -10,9 +10,8 @@ import torch
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Average, FedFisher, FisherMerging
-from ekiden.methods.one_shot import fisher_merging as merging
+from ekiden.methods.one_shot.average import Informed
 from ekiden.methods.one_shot.blocks.curvature import half
-from ekiden.methods.one_shot.fedfisher import BlockInformed
 from tests.methods.merging import layout, models, semidefinite, trained
 
 SETTINGS: dict[str, Any] = {
@@ -46,18 +45,18 @@ def factors(k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
 
 
-def sent_kfac(clients: int) -> list[BlockInformed]:
+def sent_kfac(clients: int) -> list[Informed]:
     return [
-        BlockInformed(trained(m, 2 + k), [half(side) for pair in factors(k) for side in pair])
+        Informed(trained(m, 2 + k), [half(side) for pair in factors(k) for side in pair])
         for k, m in enumerate(models(clients))
     ]
 
 
 def test_diagonal_ends_at_fisher_merging() -> None:
     draw = torch.Generator().manual_seed(2)
-    sent = [BlockInformed(trained(m, 4), [0.1 + torch.rand(16, generator=draw)]) for m in models(3)]
+    sent = [Informed(trained(m, 4), [0.1 + torch.rand(16, generator=draw)]) for m in models(3)]
     found = FedFisher(curvature="diagonal").merge(sent, layout())
-    informed = [merging.DiagonalInformed(s.trained, s.fisher[0]) for s in sent]
+    informed = [Informed(s.trained, s.curvature) for s in sent]
     closed = FisherMerging().merge(informed, layout())
     torch.testing.assert_close(found.params, closed.params, rtol=1e-3, atol=1e-3)
 
@@ -88,7 +87,7 @@ def test_equal_fisher_information_gives_the_average(form: str) -> None:
     same = (
         [half(side) for pair in factors(0) for side in pair] if form == "kfac" else [torch.rand(16)]
     )
-    sent = [BlockInformed(trained(m, 2 + k), same) for k, m in enumerate(models(3))]
+    sent = [Informed(trained(m, 2 + k), same) for k, m in enumerate(models(3))]
     found = FedFisher(curvature=form, iterations=50).merge(sent, layout())  # type: ignore[arg-type]
     expected = Average(weighting="samples").aggregate([s.trained for s in sent], layout())
     torch.testing.assert_close(found.params, expected.params, rtol=1e-4, atol=1e-4)
@@ -107,10 +106,10 @@ def test_one_client_keeps_its_model(form: str, blobs: FederatedData) -> None:
 def test_what_does_not_fit_is_refused() -> None:
     (model,) = models(1)
     with pytest.raises(UserError, match="1 factors do not fit 2 layers"):
-        FedFisher().merge([BlockInformed(trained(model, 2), [torch.zeros(3)])], layout())
+        FedFisher().merge([Informed(trained(model, 2), [torch.zeros(3)])], layout())
     with pytest.raises(UserError, match="do not fit a symmetric matrix"):
-        FedFisher().merge([BlockInformed(trained(model, 2), [torch.zeros(3)] * 4)], layout())
+        FedFisher().merge([Informed(trained(model, 2), [torch.zeros(3)] * 4)], layout())
     with pytest.raises(UserError, match="does not have the model"):
         FedFisher(curvature="diagonal").merge(
-            [BlockInformed(trained(model, 2), [torch.zeros(3)])], layout()
+            [Informed(trained(model, 2), [torch.zeros(3)])], layout()
         )

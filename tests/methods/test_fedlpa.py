@@ -11,8 +11,9 @@ from torch import Tensor
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Average, FedLPA
+from ekiden.methods.one_shot.average import Informed
 from ekiden.methods.one_shot.blocks.curvature import half
-from ekiden.methods.one_shot.fedlpa import Posterior, conjugate
+from ekiden.methods.one_shot.fedlpa import conjugate
 from tests.methods.merging import layout, matrix, models, semidefinite, trained
 
 SETTINGS: dict[str, Any] = {
@@ -29,9 +30,9 @@ def factors(k: int, rank: int | None = None) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def posteriors(clients: int, rank: int | None = None) -> list[Posterior]:
+def posteriors(clients: int, rank: int | None = None) -> list[Informed]:
     return [
-        Posterior(trained(m, 2 + k), [half(side) for pair in factors(k, rank) for side in pair])
+        Informed(trained(m, 2 + k), [half(side) for pair in factors(k, rank) for side in pair])
         for k, m in enumerate(models(clients))
     ]
 
@@ -56,7 +57,7 @@ def test_mean_factors_written_out() -> None:
 @pytest.mark.parametrize("solve", ["system", "mean-factors"])
 def test_equal_fisher_information_gives_the_average(solve: str) -> None:
     same = [half(side) for pair in factors(0) for side in pair]
-    sent = [Posterior(trained(m, 2 + k), same) for k, m in enumerate(models(3))]
+    sent = [Informed(trained(m, 2 + k), same) for k, m in enumerate(models(3))]
     found = FedLPA(solve=solve).merge(sent, layout())  # type: ignore[arg-type]
     expected = Average(weighting="samples").aggregate([s.trained for s in sent], layout())
     torch.testing.assert_close(found.params, expected.params, rtol=1e-4, atol=1e-5)
@@ -108,6 +109,6 @@ def test_an_indefinite_system_ends_in_something_defined() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(UserError, match="1 factors do not fit 2 layers"):
-        FedLPA().merge([Posterior(trained(models(1)[0], 2), [torch.zeros(3)])], layout())
+        FedLPA().merge([Informed(trained(models(1)[0], 2), [torch.zeros(3)])], layout())
     with pytest.raises(UserError, match="damping"):
         FedLPA(damping=0)

@@ -8,7 +8,7 @@ from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.core.training.weights import Layout
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Average, FisherMerging
-from ekiden.methods.one_shot.fisher_merging import DiagonalInformed
+from ekiden.methods.one_shot.average import Informed
 from tests.methods.merging import models, trained
 from tests.methods.toys import weights
 
@@ -16,8 +16,8 @@ SETTINGS = {"training": Training(lr=0.01, batch_size=16), "hardware": Hardware(t
 NO_LAYERS = Layout((), (), ())
 
 
-def informed(params: tuple[float, ...], fisher: tuple[float, ...], n: int = 1) -> DiagonalInformed:
-    return DiagonalInformed(trained(weights(*params), n), torch.tensor(fisher))
+def informed(params: tuple[float, ...], fisher: tuple[float, ...], n: int = 1) -> Informed:
+    return Informed(trained(weights(*params), n), [torch.tensor(fisher)])
 
 
 def test_weights_about_which_nobody_knows_anything_are_averaged() -> None:
@@ -39,7 +39,7 @@ def test_normalised_models_count_alike() -> None:
 
 def test_equal_fisher_information_gives_the_average() -> None:
     fisher = torch.rand(16, generator=torch.Generator().manual_seed(0))
-    sent = [DiagonalInformed(trained(m, 3 + k), fisher) for k, m in enumerate(models(3))]
+    sent = [Informed(trained(m, 3 + k), [fisher]) for k, m in enumerate(models(3))]
     expected = Average(weighting="samples").aggregate([s.trained for s in sent], NO_LAYERS)
     found = FisherMerging().merge(sent, NO_LAYERS)
     torch.testing.assert_close(found.params, expected.params, rtol=1e-5, atol=1e-6)
@@ -48,7 +48,7 @@ def test_equal_fisher_information_gives_the_average() -> None:
 
 def test_equal_models_and_one_client_stay_as_they_are(blobs: FederatedData) -> None:
     (model,) = models(1)
-    sent = [DiagonalInformed(trained(model, 2 + k), torch.rand(16)) for k in range(5)]
+    sent = [Informed(trained(model, 2 + k), [torch.rand(16)]) for k in range(5)]
     assert torch.equal(FisherMerging().merge(sent, NO_LAYERS).params, model.params)
     alone = FederatedData(blobs.dataset, blobs.clients[:1])
     merged, averaged = (

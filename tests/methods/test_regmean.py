@@ -14,8 +14,9 @@ from ekiden.core.engine.method import Size
 from ekiden.core.training.network import Network
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Average, RegMean
+from ekiden.methods.one_shot.average import Informed
 from ekiden.methods.one_shot.blocks.curvature import half, moments
-from ekiden.methods.one_shot.regmean import WithGrams, active, shrunk, solved
+from ekiden.methods.one_shot.regmean import active, shrunk, solved
 from tests.methods.merging import TwoLayers, layout, matrix, models, semidefinite, trained
 
 SETTINGS: dict[str, Any] = {
@@ -31,14 +32,14 @@ def least_squares(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return rows
 
 
-def fitted(x: np.ndarray, y: np.ndarray) -> WithGrams:
+def fitted(x: np.ndarray, y: np.ndarray) -> Informed:
     """A client whose linear model is the least squares solution on its own data."""
     rows = torch.tensor(least_squares(x, y), dtype=torch.float32)
     network = Network(nn.Linear(x.shape[1], y.shape[1]))
     network.layout.dense[0].put(network.params, rows)
     samples = torch.tensor(x, dtype=torch.float32)
     grams = moments(network.module, network.layout.dense, [(samples, torch.zeros(len(x)))])
-    return WithGrams(trained(network.weights(), len(x)), [half(g) for g in grams])
+    return Informed(trained(network.weights(), len(x)), [half(g) for g in grams])
 
 
 def test_a_linear_model_is_the_pooled_least_squares_solution() -> None:
@@ -57,7 +58,7 @@ def test_a_linear_model_is_the_pooled_least_squares_solution() -> None:
 
 def test_equal_inputs_give_the_average() -> None:
     grams = [half(semidefinite(size, size)) for size in SIZES]
-    sent = [WithGrams(trained(m), grams) for m in models(3)]
+    sent = [Informed(trained(m), grams) for m in models(3)]
     found = RegMean(weighting="uniform").merge(sent, layout())
     expected = Average().aggregate([s.trained for s in sent], layout())
     torch.testing.assert_close(found.params, expected.params, rtol=1e-5, atol=1e-6)
@@ -69,7 +70,7 @@ def test_where_no_client_has_inputs_the_average_stays() -> None:
     seen[2:, 2:] = 1
     one, two = models(2)
     sent = [
-        WithGrams(trained(m), [half(g), half(torch.zeros(2, 2))])
+        Informed(trained(m), [half(g), half(torch.zeros(2, 2))])
         for m, g in ((one, seen), (two, 3 * seen))
     ]
     found = RegMean(alpha=1, weighting="uniform").merge(sent, layout())
@@ -94,7 +95,7 @@ def test_shrunk() -> None:
 def test_equal_models_and_one_client_stay_as_they_are(blobs: FederatedData) -> None:
     (model,) = models(1)
     sent = [
-        WithGrams(trained(model, 2 + k), [half(semidefinite(s, k + s)) for s in SIZES])
+        Informed(trained(model, 2 + k), [half(semidefinite(s, k + s)) for s in SIZES])
         for k in range(5)
     ]
     assert torch.equal(RegMean().merge(sent, layout()).params, model.params)
@@ -154,7 +155,7 @@ def test_averaged_layers_are_named_and_wrong_sizes_refused(
     assert "RegMean averages layers that it cannot treat: norm" in caplog.text
     with pytest.raises(UserError, match="do not fit"):
         RegMean().merge(
-            [WithGrams(trained(models(1)[0], 2), [torch.zeros(3), torch.zeros(3)])], layout()
+            [Informed(trained(models(1)[0], 2), [torch.zeros(3), torch.zeros(3)])], layout()
         )
     with pytest.raises(UserError, match="alpha"):
         RegMean(alpha=1.1)

@@ -15,10 +15,11 @@ from ekiden.core.training.network import Network
 from ekiden.methods.one_shot.blocks.curvature import (
     Labels,
     diagonal,
+    gradients,
     half,
     kronecker,
     moments,
-    refuse,
+    refuse_layers,
     whole,
 )
 
@@ -98,7 +99,8 @@ def made(kind: Any, samples: int = 7) -> tuple[Network, list[tuple[Tensor, Tenso
 
 def measured(network: Network, batches: Any, labels: Labels, work: Work | None = None) -> Tensor:
     draw = torch.Generator().manual_seed(0)
-    return diagonal(network.module, network.layout.layers, batches, labels, draw, work or Work())
+    layers = network.layout.layers
+    return diagonal(gradients(network.module, layers, batches, labels, draw, work or Work()))
 
 
 def by_loop(network: Network, batches: Any, labels: Labels) -> Tensor:
@@ -169,7 +171,7 @@ def patches(x: Tensor, conv: nn.Conv2d) -> list[list[list[float]]]:
 def test_factors_of_a_convolution_equal_sums_over_positions(labels: Labels) -> None:
     network, batches = made(Pictures)
     layers = network.layout.dense
-    found = kronecker(network.module, layers, batches, labels, torch.Generator(), Work())
+    found = kronecker(gradients(network.module, layers, batches, labels, torch.Generator(), Work()))
     assert [(len(f.inputs), len(f.outputs)) for f in found] == [(18, 4), (17, 3), (28, 3)]
     entered, left = [], []
     module: Any = network.module
@@ -195,9 +197,10 @@ def test_factors_of_a_convolution_equal_sums_over_positions(labels: Labels) -> N
 
 def test_factors_of_one_sample_are_the_fisher_information_of_a_layer() -> None:
     network, [(x, y), _] = made(Dense)
-    a, b = kronecker(
-        network.module, network.layout.dense, [(x[:1], y[:1])], "given", torch.Generator(), Work()
-    )[0]
+    layers = network.layout.dense
+    one = [(x[:1], y[:1])]
+    passes = gradients(network.module, layers, one, "given", torch.Generator(), Work())
+    a, b = kronecker(passes)[0]
     network.module(x[:1])[0].log_softmax(0)[int(y[0])].backward()
     gradient = network.layout.dense[0].matrix(network.grad).double().numpy().flatten(order="F")
     np.testing.assert_allclose(np.kron(a, b), np.outer(gradient, gradient), rtol=1e-4, atol=1e-9)
@@ -280,7 +283,7 @@ def test_other_networks_are_refused_in_one_line(
 ) -> None:
     network = Network(module)
     with pytest.raises(UserError, match=message) as error:
-        refuse(network, shape, network.layout.layers)
+        refuse_layers(network, shape, network.layout.layers)
     assert "\n" not in str(error.value)
     assert "average" in str(error.value)
 
@@ -288,11 +291,11 @@ def test_other_networks_are_refused_in_one_line(
 def test_a_layer_that_is_not_called_is_refused() -> None:
     network = Network(Attention())
     with pytest.raises(UserError, match=r"layer mix\.out_proj is not called"):
-        refuse(network, (4,), network.layout.dense)
+        refuse_layers(network, (4,), network.layout.dense)
 
 
 @pytest.mark.parametrize("kind", [Dense, Normed, Pictures, Shared])
 def test_usual_networks_are_not_refused_and_stay_in_training(kind: Any) -> None:
     network = Network(kind())
-    refuse(network, kind.shape, network.layout.layers)
+    refuse_layers(network, kind.shape, network.layout.layers)
     assert network.module.training

@@ -3,9 +3,10 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ekiden.authoring import (
     CLASSES,
@@ -16,12 +17,13 @@ from ekiden.authoring import (
     Fed,
     NonNegative,
     Size,
+    Traits,
     UserError,
     Weights,
     on_client,
 )
 from ekiden.core.tasks import Need
-from ekiden.core.training.weights import Layout
+from ekiden.core.training.weights import Layer, Layout
 from ekiden.methods.blocks.combining import (
     Init,
     OneShot,
@@ -35,6 +37,7 @@ from ekiden.methods.blocks.combining import (
     refuse,
 )
 from ekiden.methods.blocks.rounds import note_apart, shortened
+from ekiden.methods.one_shot.blocks.curvature import Labels, Passes, gradients, refuse_layers
 
 Head = Literal["mean", "class-wise", "class-counts"]
 
@@ -176,3 +179,44 @@ class MergingMethod(OneShot):
     @abstractmethod
     def merge(self, sent: Sequence[Any], layout: Layout) -> Weights:
         """Return one model."""
+
+
+class Informed(NamedTuple):
+    """What a client sends whose model is merged by more than its weights."""
+
+    trained: Trained  # its model, and n_k if the average needs it
+    curvature: list[Tensor]  # how precisely its data determine the weights; see the method
+
+
+class FisherMethod(MergingMethod):
+    """A method that merges models by the Fisher information at each client's model."""
+
+    fisher: Labels
+    traits = Traits(needs=CLASSES)
+
+    def check_network(self, model: Size) -> None:
+        """Refuse a network if the Fisher information of a layer cannot be measured."""
+        refuse_layers(model.network, model.shape, self.layers(model.layout))
+
+    @on_client(gives="summary")
+    def train(self, client: Client, model: Weights) -> Informed:
+        """Train on the plain loss, then make one pass for the Fisher information."""
+        trained = self.average.train(client, model)
+        network = client.network(trained.model)
+        draw = client.generator("labels")
+        layers = self.layers(client.layout)
+        passes = gradients(network, layers, client.batches(), self.fisher, draw, client.work)
+        return Informed(trained, self.measured(passes))
+
+    @abstractmethod
+    def layers(self, layout: Layout) -> Sequence[Layer]:
+        """Return the layers whose Fisher information is measured."""
+
+    @abstractmethod
+    def measured(self, passes: Passes) -> list[Tensor]:
+        """Return the Fisher information as it travels."""
+
+
+def with_parameters(layout: Layout) -> list[Layer]:
+    """Return the layers that have trainable parameters."""
+    return [layer for layer in layout.layers if layer.params]

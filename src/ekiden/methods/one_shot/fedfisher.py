@@ -4,36 +4,25 @@ losses.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ekiden.authoring import (
-    CLASSES,
-    Client,
-    Count,
-    Positive,
-    Size,
-    Traits,
-    UserError,
-    Weights,
-    on_client,
-)
+from ekiden.authoring import Count, Positive, Size, UserError, Weights
 from ekiden.core.training.weights import Layer, Layout
-from ekiden.methods.blocks.combining import Init, Trained
-from ekiden.methods.one_shot.average import MergingMethod
+from ekiden.methods.blocks.combining import Init
+from ekiden.methods.one_shot.average import FisherMethod, Informed, with_parameters
 from ekiden.methods.one_shot.blocks.curvature import (
     Factors,
     Labels,
+    Passes,
     diagonal,
-    half,
-    kronecker,
+    halves,
     note_averaged,
-    refuse,
     shares,
     size_of_factors,
-    whole,
+    unpacked,
 )
 
 # β1, β2, ε of the authors' Adam
@@ -45,16 +34,8 @@ Gradient = Callable[
 ]  # Σ p_k F_k (W - W_k) at W = average + (the argument), both (P,)
 
 
-class BlockInformed(NamedTuple):
-    """What a client sends."""
-
-    trained: Trained  # its model, and n_k if the average needs it
-    # [(P,)] the diagonal of its Fisher information, or the lower halves of A and B for each layer
-    fisher: list[Tensor]
-
-
 @dataclass(frozen=True)
-class FedFisher(MergingMethod):
+class FedFisher(FisherMethod):
     """One-shot aggregation by gradient descent on the sum of second-order approximations of the
     clients' losses.
 
@@ -91,42 +72,29 @@ class FedFisher(MergingMethod):
     init: Init = "same"
     """initial models: the same for all clients, or a different one for each"""
 
-    traits = Traits(needs=CLASSES)
-
-    def check_network(self, model: Size) -> None:
-        """Refuse a network whose layers' Fisher information cannot be measured."""
-        refuse(model.network, model.shape, self.layers(model.layout))
-
-    @on_client(gives="summary")
-    def train(self, client: Client, model: Weights) -> BlockInformed:
-        """Train on the plain loss, then make one pass for the Fisher information."""
-        trained = self.average.train(client, model)
-        draw = client.generator("labels")
-        data = client.network(trained.model), self.layers(client.layout), client.batches()
+    def layers(self, layout: Layout) -> Sequence[Layer]:
+        """Return all that have parameters, or the linear and convolutional ones."""
         if self.curvature == "diagonal":
-            return BlockInformed(trained, [diagonal(*data, self.fisher, draw, client.work).float()])
-        found = kronecker(*data, self.fisher, draw, client.work)
-        return BlockInformed(trained, [half(side) for factors in found for side in factors])
+            return with_parameters(layout)
+        return layout.dense
 
-    def layers(self, layout: Layout) -> list[Layer]:
-        """Return the layers with Fisher information: all that have parameters, or the linear and
-        convolutional ones.
-        """
+    def measured(self, passes: Passes) -> list[Tensor]:
+        """Return the diagonal (P,), or the halves of A and B for each layer."""
         if self.curvature == "diagonal":
-            return [x for x in layout.layers if x.params]
-        return list(layout.dense)
+            return [diagonal(passes).float()]
+        return halves(passes)
 
-    def merge(self, sent: Sequence[BlockInformed], layout: Layout) -> Weights:
+    def merge(self, sent: Sequence[Informed], layout: Layout) -> Weights:
         """Minimise the quadratic with Adam, from the average."""
         models = [s.trained for s in sent]
         mean = self.average.aggregate(models, layout)
         p = shares(models)
         away = [m.model.params - mean.params for m in models]
         if self.curvature == "diagonal":
-            gradient = along_diagonals([s.fisher[0] for s in sent], away, p)
+            gradient = along_diagonals([s.curvature[0] for s in sent], away, p)
         else:
             note_averaged("FedFisher", layout)
-            factors = [unpacked(s.fisher, layout.dense) for s in sent]
+            factors = [unpacked(s.curvature, layout.dense) for s in sent]
             gradient = along_factors(factors, away, p, layout.dense)
         change = self.descend(gradient, torch.zeros_like(mean.params))
         return mean.with_params(mean.params + change)
@@ -196,14 +164,3 @@ def along_factors(
         return found
 
     return gradient
-
-
-def unpacked(sent: Sequence[Tensor], layers: Sequence[Layer]) -> list[Factors]:
-    """Return the factors of each layer, from lower halves in the order A, B, A, B, ..."""
-    if len(sent) != 2 * len(layers):
-        raise UserError(
-            f"{len(sent)} factors do not fit {len(layers)} layers: use the same network at every "
-            "client"
-        )
-    pairs = zip(sent[::2], sent[1::2], layers, strict=True)
-    return [Factors(whole(a, layer.inputs), whole(b, layer.width)) for a, b, layer in pairs]

@@ -3,49 +3,32 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ekiden.authoring import (
-    CLASSES,
-    Client,
-    Count,
-    Positive,
-    Size,
-    Traits,
-    Weights,
-    on_client,
-)
-from ekiden.core.training.weights import Layout
-from ekiden.methods.blocks.combining import Init, Trained
-from ekiden.methods.one_shot.average import MergingMethod
+from ekiden.authoring import Count, Positive, Size, Weights
+from ekiden.core.training.weights import Layer, Layout
+from ekiden.methods.blocks.combining import Init
+from ekiden.methods.one_shot.average import FisherMethod, Informed
 from ekiden.methods.one_shot.blocks.curvature import (
     Labels,
-    half,
-    kronecker,
+    Passes,
+    halves,
     note_averaged,
-    refuse,
     shares,
     size_of_factors,
+    unpacked,
 )
-from ekiden.methods.one_shot.fedfisher import unpacked
 
 # relative residual at which the linear system counts as solved: below float32's rounding of models
 _TOLERANCE = 1e-8
 Map = Callable[[Tensor], Tensor]
 
 
-class Posterior(NamedTuple):
-    """What a client sends."""
-
-    trained: Trained  # its model, and n_k if the average needs it
-    factors: list[Tensor]  # the lower halves of A and B of each linear and convolutional layer
-
-
 @dataclass(frozen=True)
-class FedLPA(MergingMethod):
+class FedLPA(FisherMethod):
     """One-shot aggregation of posteriors from a Laplace approximation for each layer at each
     client.
 
@@ -81,29 +64,21 @@ class FedLPA(MergingMethod):
     init: Init = "same"
     """initial models: the same for all clients, or a different one for each"""
 
-    traits = Traits(needs=CLASSES)
+    def layers(self, layout: Layout) -> Sequence[Layer]:
+        """Return the linear and convolutional layers."""
+        return layout.dense
 
-    def check_network(self, model: Size) -> None:
-        """Refuse a network if the factors of a linear or convolutional layer cannot be measured."""
-        refuse(model.network, model.shape, model.layout.dense)
+    def measured(self, passes: Passes) -> list[Tensor]:
+        """Return the halves of A and B for each layer."""
+        return halves(passes)
 
-    @on_client(gives="summary")
-    def train(self, client: Client, model: Weights) -> Posterior:
-        """Train on the plain loss, then make one pass for the factors."""
-        trained = self.average.train(client, model)
-        draw = client.generator("labels")
-        network = client.network(trained.model)
-        layers = client.layout.dense
-        found = kronecker(network, layers, client.batches(), self.fisher, draw, client.work)
-        return Posterior(trained, [half(side) for factors in found for side in factors])
-
-    def merge(self, sent: Sequence[Posterior], layout: Layout) -> Weights:
+    def merge(self, sent: Sequence[Informed], layout: Layout) -> Weights:
         """Solve each linear or convolutional layer's system; average all other layers."""
         note_averaged("FedLPA", layout)
         models = [s.trained for s in sent]
         mean = self.average.aggregate(models, layout)
         share = torch.tensor(shares(models)).double()[:, None, None]
-        factors = [unpacked(s.factors, layout.dense) for s in sent]
+        factors = [unpacked(s.curvature, layout.dense) for s in sent]
         params = mean.params.clone()
         for i, layer in enumerate(layout.dense):
             a = torch.stack([damped(f[i].inputs, self.damping) for f in factors])

@@ -4,37 +4,20 @@ determine it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ekiden.authoring import (
-    CLASSES,
-    Client,
-    Count,
-    Positive,
-    Size,
-    Traits,
-    UserError,
-    Weights,
-    on_client,
-)
+from ekiden.authoring import Count, Positive, Size, UserError, Weights
 from ekiden.core.training.weights import Layer, Layout
-from ekiden.methods.blocks.combining import Init, Trained
-from ekiden.methods.one_shot.average import MergingMethod
-from ekiden.methods.one_shot.blocks.curvature import Labels, diagonal, refuse, shares
-
-
-class DiagonalInformed(NamedTuple):
-    """What a client sends."""
-
-    trained: Trained  # its model, and n_k if the average needs it
-    fisher: Tensor  # (P,) the diagonal of the Fisher information at its model
+from ekiden.methods.blocks.combining import Init
+from ekiden.methods.one_shot.average import FisherMethod, Informed, with_parameters
+from ekiden.methods.one_shot.blocks.curvature import Labels, Passes, diagonal, shares
 
 
 @dataclass(frozen=True)
-class FisherMerging(MergingMethod):
+class FisherMerging(FisherMethod):
     """One-shot averaging in which each weight is weighted by the clients' Fisher information about
     it.
 
@@ -67,38 +50,32 @@ class FisherMerging(MergingMethod):
     init: Init = "same"
     """initial models: the same for all clients, or a different one for each"""
 
-    traits = Traits(needs=CLASSES)
+    def layers(self, layout: Layout) -> Sequence[Layer]:
+        """Return all that have parameters."""
+        return with_parameters(layout)
 
-    def check_network(self, model: Size) -> None:
-        """Refuse a network if the Fisher information of a layer cannot be measured."""
-        refuse(model.network, model.shape, _trained_layers(model.layout))
+    def measured(self, passes: Passes) -> list[Tensor]:
+        """Return the diagonal (P,)."""
+        return [diagonal(passes).float()]
 
-    @on_client(gives="summary")
-    def train(self, client: Client, model: Weights) -> DiagonalInformed:
-        """Train on the plain loss, then make one pass for the Fisher information."""
-        trained = self.average.train(client, model)
-        draw = client.generator("labels")
-        network = client.network(trained.model)
-        layers = _trained_layers(client.layout)
-        return DiagonalInformed(
-            trained,
-            diagonal(network, layers, client.batches(), self.fisher, draw, client.work).float(),
-        )
-
-    def merge(self, sent: Sequence[DiagonalInformed], layout: Layout) -> Weights:
+    def merge(self, sent: Sequence[Informed], layout: Layout) -> Weights:
         """Return Σ p_k F_k W_k / Σ p_k F_k."""
         models = [s.trained for s in sent]
         result = self.average.aggregate(models, layout)
         params = result.params.clone()
         total = torch.zeros(len(result.params), dtype=torch.float64)
         for s, p in zip(sent, shares(models), strict=True):
-            if s.fisher.shape != params.shape:
+            (told,) = s.curvature
+            if told.shape != params.shape:
                 raise UserError(
                     "Fisher information does not have the model's size: use the same network "
                     "everywhere"
                 )
-            fisher = s.fisher.double().clamp(min=self.floor)
-            fisher *= p / float(fisher.norm()) if self.normalise else p
+            fisher = told.double().clamp(min=self.floor)
+            factor = p
+            if self.normalise:
+                factor /= float(fisher.norm())
+            fisher *= factor
             total += fisher
             # a running mean, so that equal models stay as they are
             params.lerp_(s.trained.model.params, (fisher / total).float())
@@ -107,7 +84,3 @@ class FisherMerging(MergingMethod):
     def cost(self, clients: int, model: Size) -> int:
         """N·(M + 4·P), P trainable parameters; and 8·N for n_k."""
         return self.average.cost(clients, model) + clients * 4 * len(model.network.params)
-
-
-def _trained_layers(layout: Layout) -> list[Layer]:
-    return [layer for layer in layout.layers if layer.params]

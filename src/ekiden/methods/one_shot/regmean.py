@@ -4,7 +4,7 @@ on its own data.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -24,14 +24,14 @@ from ekiden.authoring import (
 from ekiden.core.models.split import FIRST, SECOND
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Layer, Layout
-from ekiden.methods.blocks.combining import Init, Trained
+from ekiden.methods.blocks.combining import Init
 from ekiden.methods.blocks.symmetric import numbers
-from ekiden.methods.one_shot.average import MergingMethod
+from ekiden.methods.one_shot.average import Informed, MergingMethod
 from ekiden.methods.one_shot.blocks.curvature import (
     half,
     moments,
     note_averaged,
-    refuse,
+    refuse_layers,
     shares,
     whole,
 )
@@ -39,15 +39,6 @@ from ekiden.methods.one_shot.blocks.curvature import (
 # relative eigenvalue of the scaled Gram matrix below which a direction is rounding error: sums
 # travel in float32
 _UNSEEN = 1e-6
-
-
-class WithGrams(NamedTuple):
-    """What a client sends."""
-
-    trained: Trained  # its model, and n_k if the average needs it
-    # the lower half of G = XᵀX of each linear and convolutional layer that was trained, a mean over
-    # samples; only its diagonal if α = 0
-    grams: list[Tensor]
 
 
 @dataclass(frozen=True)
@@ -104,7 +95,7 @@ class RegMean(MergingMethod):
         """Refuse a network if the inputs of a layer cannot be measured, or if the resting factor
         differs.
         """
-        refuse(model.network, model.shape, model.layout.dense)
+        refuse_layers(model.network, model.shape, model.layout.dense)
         if self.init != "same" and resting(model.layout, 0):
             raise UserError("--init=different draws another factor A at each client: leave it out")
 
@@ -116,8 +107,12 @@ class RegMean(MergingMethod):
             yield s
 
     @on_client(gives="summary")
-    def train(self, client: Client, model: Weights, round: int) -> WithGrams:
-        """Train on the plain loss, then make one forward pass for the Gram matrices."""
+    def train(self, client: Client, model: Weights, round: int) -> Informed:
+        """Train on the plain loss, then make one forward pass for the Gram matrices.
+
+        What goes with the model is for each linear and convolutional layer that was trained the
+        half of G = XᵀX, a mean over samples; only its diagonal if α = 0.
+        """
         if rests := resting(client.layout, round):
             trained = self.average.counted(
                 client, fitted_without(client, model, rests, self.epochs)
@@ -127,11 +122,11 @@ class RegMean(MergingMethod):
         found = moments(
             client.network(trained.model), active(client.layout, round), client.batches()
         )
-        return WithGrams(
+        return Informed(
             trained, [half(gram) if self.alpha else gram.diagonal().float() for gram in found]
         )
 
-    def merge(self, sent: Sequence[WithGrams], layout: Layout, round: int = 0) -> Weights:
+    def merge(self, sent: Sequence[Informed], layout: Layout, round: int = 0) -> Weights:
         """Return W = M + (Σ p_k G_k)⁻¹ Σ p_k G_k (W_k - M) for each layer of the round, M being the
         average.
         """
@@ -145,7 +140,7 @@ class RegMean(MergingMethod):
             total = torch.zeros(layer.inputs, layer.inputs, dtype=torch.float64)
             pull = torch.zeros_like(centre)
             for s, p in zip(sent, shares(models), strict=True):
-                gram = p * self.gram(s.grams[i], layer.inputs)
+                gram = p * self.gram(s.curvature[i], layer.inputs)
                 total += gram
                 pull += (layer.matrix(s.trained.model.params) - centre) @ gram
             # from M instead of 0, so that what no client's inputs show stays at the average

@@ -192,7 +192,7 @@ class Factors(NamedTuple):
     outputs: Tensor
 
 
-class _LayerSeen(NamedTuple):
+class LayerSeen(NamedTuple):
     """What one layer saw of a batch: inputs (b, t, d), and gradients at its outputs (b, t, o)."""
 
     layer: Layer
@@ -200,7 +200,11 @@ class _LayerSeen(NamedTuple):
     gradients: Tensor
 
 
-def refuse(network: Network, shape: tuple[int, ...], layers: Sequence[Layer]) -> None:
+Passes = Iterator[tuple[bool, list[LayerSeen]]]
+"""See `gradients`."""
+
+
+def refuse_layers(network: Network, shape: tuple[int, ...], layers: Sequence[Layer]) -> None:
     """Refuse a network if the Fisher information of some of `layers` cannot be measured."""
     module = copy.deepcopy(network.module).eval()
     advice = "use average instead"
@@ -246,30 +250,16 @@ def moments(network: nn.Module, layers: Sequence[Layer], batches: Batches) -> li
     return [total / samples for total in found]
 
 
-def diagonal(
-    network: nn.Module,
-    layers: Sequence[Layer],
-    batches: Batches,
-    labels: Labels,
-    draw: torch.Generator,
-    work: Work,
-) -> Tensor:
+def diagonal(passes: Passes) -> Tensor:
     """Return the diagonal of the Fisher information (P,) float64: means of squared gradients of log
-    p(y | x).
-
-    Args:
-        network: in evaluation mode; its parameters will require gradients, so pass a network of
-            your own.
-        layers: all layers with trainable parameters, of kinds that `refuse` accepts.
-        batches: inputs and labels; their forward pass is counted by the code that makes them.
-        labels: which labels y are used.
-        draw: draws the labels if they are sampled.
-        work: counts backward passes.
+    p(y | x), from passes for all layers with trainable parameters.
     """
-    size = max(part.stop for layer in layers for part in layer.params)
-    flat = torch.zeros(size, dtype=torch.float64, device=next(network.parameters()).device)
+    flat = torch.zeros(0)
     samples = 0
-    for first, seen in _passes(network, layers, batches, labels, draw, work):
+    for first, seen in passes:
+        if not samples:
+            size = max(part.stop for layer, _, _ in seen for part in layer.params)
+            flat = torch.zeros(size, dtype=torch.float64, device=seen[0].inputs.device)
         if first:
             samples += len(seen[0].inputs)
         for layer, x, g in seen:
@@ -282,25 +272,18 @@ def diagonal(
     return flat / samples
 
 
-def kronecker(
-    network: nn.Module,
-    layers: Sequence[Layer],
-    batches: Batches,
-    labels: Labels,
-    draw: torch.Generator,
-    work: Work,
-) -> list[Factors]:
+def kronecker(passes: Passes) -> list[Factors]:
     """Return Kronecker factors (float64) of the Fisher information of each layer, linear or
     convolutional.
 
     James Martens, Roger Grosse: Optimizing Neural Networks with Kronecker-factored Approximate
     Curvature. ICML 2015. https://arxiv.org/abs/1503.05671. Convolutions as in Roger Grosse, James
     Martens: A Kronecker-factored approximate Fisher matrix for convolution layers. ICML 2016.
-    https://arxiv.org/abs/1602.01407. Arguments as for `diagonal`.
+    https://arxiv.org/abs/1602.01407.
     """
     found: list[Factors] = []
     samples = 0
-    for first, seen in _passes(network, layers, batches, labels, draw, work):
+    for first, seen in passes:
         if not found:
             sides = [(s.inputs.shape[-1], s.gradients.shape[-1]) for s in seen]
             like = seen[0].inputs.double()
@@ -321,6 +304,22 @@ def kronecker(
 def half(matrix: Tensor) -> Tensor:
     """Return (d(d + 1)/2,) float32, a symmetric matrix (d, d) as it travels."""
     return upper(matrix).float()
+
+
+def halves(passes: Passes) -> list[Tensor]:
+    """Return the Kronecker factors of each layer as they travel: the halves of A, B, A, B, ..."""
+    return [half(side) for factors in kronecker(passes) for side in factors]
+
+
+def unpacked(sent: Sequence[Tensor], layers: Sequence[Layer]) -> list[Factors]:
+    """Return the factors of each layer from their `halves`."""
+    if len(sent) != 2 * len(layers):
+        raise UserError(
+            f"{len(sent)} factors do not fit {len(layers)} layers: use the same network at every "
+            "client"
+        )
+    pairs = zip(sent[::2], sent[1::2], layers, strict=True)
+    return [Factors(whole(a, layer.inputs), whole(b, layer.width)) for a, b, layer in pairs]
 
 
 def size_of_factors(layout: Layout) -> int:
@@ -354,16 +353,25 @@ def _squares(x: Tensor, g: Tensor) -> Tensor:
     return total
 
 
-def _passes(
+def gradients(
     network: nn.Module,
     layers: Sequence[Layer],
     batches: Batches,
     labels: Labels,
     draw: torch.Generator,
     work: Work,
-) -> Iterator[tuple[bool, list[_LayerSeen]]]:
+) -> Passes:
     """Yield, for each batch and each backward pass, whether it is the batch's first pass, and what
     each layer saw.
+
+    Args:
+        network: in evaluation mode; its parameters will require gradients, so pass a network of
+            your own.
+        layers: of kinds that `refuse_layers` accepts.
+        batches: inputs and labels; their forward pass is counted by the code that makes them.
+        labels: which labels y are used.
+        draw: draws the labels if they are sampled.
+        work: counts backward passes.
     """
     for layer in layers:
         for part in layer.params:
@@ -388,14 +396,11 @@ def _passes(
             )
             work.backward += len(x)
             left = iter(found)
-            gradients = []
-            for layer in layers:
+            parts = []
+            for layer, x_t in zip(layers, inputs, strict=True):
                 calls = [_positions(layer, network, next(left)) for _ in seen[layer.name]]
-                gradients.append(torch.cat(calls, 1))
-            yield (
-                number == 0,
-                [_LayerSeen(*parts) for parts in zip(layers, inputs, gradients, strict=True)],
-            )
+                parts.append(LayerSeen(layer, x_t, torch.cat(calls, 1)))
+            yield number == 0, parts
 
 
 def _at_logits(
