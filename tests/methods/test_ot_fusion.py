@@ -30,7 +30,7 @@ def shuffled(module: nn.Module, seed: int = 3) -> nn.Module:
         return torch.eye(len(ours))[torch.randperm(len(ours), generator=generator)]
 
     model = network.weights()
-    network.load(align(model, model, network.layout, network.layout, permutation)[0])
+    network.load(align(model, model, network.layout, permutation)[0])
     return network.module
 
 
@@ -52,7 +52,7 @@ def test_permuted_neurons() -> None:
     )
     plan = transport(ours, theirs, True, False)
     assert plan.tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
-    aligned, inputs = align(a, b, layout, layout, by_weights)
+    aligned, inputs = align(a, b, layout, by_weights)
     assert torch.equal(aligned.params, b.params)
     assert inputs[0] is None
     assert torch.equal(mean([aligned, b]).params, b.params)
@@ -135,7 +135,7 @@ def test_aligning_keeps_the_function(make: Callable[[], nn.Module], shape: tuple
         buffer.uniform_(0.5, 2)
     x = torch.randn(8, *shape)
     before = a.module(x)
-    a.load(align(a.weights(), b.weights(), a.layout, b.layout, by_weights)[0])
+    a.load(align(a.weights(), b.weights(), a.layout, by_weights)[0])
     torch.testing.assert_close(a.module(x), before, rtol=1e-4, atol=1e-5)
 
 
@@ -149,7 +149,7 @@ def test_permuting_hidden_units_leaves_the_fused_function(
     assert not torch.equal(a.params, b.params)
     x = torch.randn(8, *shape)
     expected = module(x)
-    fused = mean([b.weights(), align(a.weights(), b.weights(), a.layout, b.layout, by_weights)[0]])
+    fused = mean([b.weights(), align(a.weights(), b.weights(), a.layout, by_weights)[0]])
     assert not torch.allclose(
         module_of(make, mean([a.weights(), b.weights()]))(x), expected, atol=1e-3
     )
@@ -174,7 +174,7 @@ def test_the_fused_function_does_not_depend_on_the_order_of_hidden_units(
             return transport(by[0][number], by[1][number], False, False)
 
         matching = by_weights if alignment == "weights" else by_activations
-        moved, _ = align(one.weights(), other.weights(), one.layout, other.layout, matching)
+        moved, _ = align(one.weights(), other.weights(), one.layout, matching)
         result: Tensor = module_of(make, mean([other.weights(), moved]))(x)
         return result
 
@@ -203,35 +203,15 @@ def test_activations_find_the_same_permutation() -> None:
         return transport(ours[number], theirs[number], False, False)
 
     for matching in (by_activations, by_weights):
-        aligned, _ = align(a.weights(), b.weights(), a.layout, b.layout, matching)
+        aligned, _ = align(a.weights(), b.weights(), a.layout, matching)
         assert torch.equal(aligned.params, b.params)
-
-
-def test_a_wider_model_takes_the_width_of_the_target() -> None:
-    wide, narrow = (
-        Network(nn.Sequential(nn.Linear(4, n), nn.ReLU(), nn.Linear(n, 3))) for n in (9, 6)
-    )
-    aligned, _ = align(wide.weights(), narrow.weights(), wide.layout, narrow.layout, by_weights)
-    assert aligned.params.shape == narrow.params.shape
-    doubled = Network(nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 3)))
-    first, last = doubled.module[0], doubled.module[2]  # type: ignore[index]
-    first.weight.data.copy_(narrow.module[0].weight.repeat(2, 1))  # type: ignore[index]
-    first.bias.data.copy_(narrow.module[0].bias.repeat(2))  # type: ignore[index]
-    last.weight.data.copy_(narrow.module[2].weight.repeat(1, 2))  # type: ignore[index]
-    last.bias.data.copy_(narrow.module[2].bias)  # type: ignore[index]
-    aligned, _ = align(
-        doubled.weights(), narrow.weights(), doubled.layout, narrow.layout, by_weights
-    )
-    hidden, out = narrow.layout.dense
-    torch.testing.assert_close(hidden.matrix(aligned.params), hidden.matrix(narrow.params))
-    torch.testing.assert_close(out.matrix(aligned.params), out.matrix(narrow.params))
 
 
 @pytest.mark.parametrize("head", ["mean", "class-wise"])
 def test_identical_models_fuse_to_themselves(head: str) -> None:
     network = Network(Tiny())
     model = network.weights()
-    aligned = [align(model, model, network.layout, network.layout, by_weights)[0] for _ in range(3)]
+    aligned = [align(model, model, network.layout, by_weights)[0] for _ in range(3)]
     sent = [Trained(m, torch.tensor([5, 5, 5])) for m in aligned]
     result = OTFusion(combine_heads=head).average.aggregate(sent, network.layout)  # type: ignore[arg-type]
     assert torch.equal(result.params, model.params)
@@ -256,9 +236,6 @@ def test_networks_with_shortcuts_are_refused() -> None:
         check_chain(Shortcut(), (4,))
     with pytest.raises(UserError, match="average"):
         check_chain(models.build("resnet18", (3, 8, 8), 4).eval(), (3, 8, 8))
-    a, b = Network(Tiny()), Network(Shortcut())
-    with pytest.raises(UserError, match="different layers"):
-        align(a.weights(), b.weights(), a.layout, b.layout, by_weights)
 
 
 class Centred(nn.Module):
@@ -282,9 +259,7 @@ class Centred(nn.Module):
 def test_values_outside_the_layers_that_move_stay() -> None:
     network = Network(Centred().eval())
     check_chain(network.module, (4,))
-    result, _ = align(
-        network.weights(), network.weights(), network.layout, network.layout, by_weights
-    )
+    result, _ = align(network.weights(), network.weights(), network.layout, by_weights)
     assert torch.equal(result.buffers, network.buffers)
 
 

@@ -36,7 +36,8 @@ class Trained(NamedTuple):
     """What a client sends."""
 
     model: Weights  # its trained model
-    # int64, what the server needs to know: nothing (0,), n_i (1,), or n_ic of each class (K,)
+    # what the server needs to know: nothing (0,), n_i (1,), n_ic of each class (K,), or whether it
+    # has more than one sample of each
     counts: Annotated[Tensor, OwnSamples]
 
 

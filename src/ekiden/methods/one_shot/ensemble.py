@@ -3,17 +3,15 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ekiden.authoring import (
     CLASSES,
     Client,
     Count,
     Fed,
-    OwnSamples,
     Size,
     Traits,
     Weights,
@@ -21,16 +19,8 @@ from ekiden.authoring import (
 )
 from ekiden.core.tasks import Need
 from ekiden.core.training.network import Network
-from ekiden.methods.blocks.combining import Init, OneShot, first_model, owned
+from ekiden.methods.blocks.combining import Init, OneShot, Trained, first_model, owned
 from ekiden.methods.one_shot.blocks.ensemble import EnsembleModel, Rule, join
-
-
-class Member(NamedTuple):
-    """What a client sends."""
-
-    model: Weights  # its trained model
-    # nothing (0,), bool (K,) for classes with more than one sample, or int32 (K,) class counts
-    counts: Annotated[Tensor, OwnSamples]
 
 
 @dataclass(frozen=True)
@@ -64,7 +54,7 @@ class Ensemble(OneShot):
         """Need classes, unless outputs are averaged, which has a meaning in all tasks."""
         return frozenset() if self.rule == "logits" else CLASSES
 
-    def joined(self, fed: Fed, sent: Sequence[Member]) -> Weights:
+    def joined(self, fed: Fed, sent: Sequence[Trained]) -> Weights:
         """Join the models into one network."""
         counts = torch.stack([m.counts for m in sent]).float()
         if not counts.numel():
@@ -73,15 +63,15 @@ class Ensemble(OneShot):
         return join(fed.network(models[0]), models, self.rule, counts)
 
     @on_client(gives="model")
-    def train(self, client: Client, model: Weights) -> Member:
+    def train(self, client: Client, model: Weights) -> Trained:
         """Train on the plain loss."""
         model = client.fit(first_model(client, model, self.init), epochs=self.epochs)
         match self.rule:
             case "class-wise":
-                return Member(model, owned(client.class_counts()))
+                return Trained(model, owned(client.class_counts()))
             case "counts":
-                return Member(model, client.class_counts().int())
-        return Member(model, torch.empty(0, dtype=torch.int64))
+                return Trained(model, client.class_counts().int())
+        return Trained(model, torch.empty(0, dtype=torch.int64))
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
         """Return one network that contains N networks."""

@@ -164,9 +164,9 @@ class FedMA(MatchingMethod):
     def match(self, rows: Sequence[Tensor], form: Form, generator: Generator) -> Matching:
         """Match the units of one layer of all clients."""
         columns = rows[0].shape[1]
-        prior = self.process.prior(columns - form.bias, int(form.bias))
+        prior = self.prior(columns - form.bias, int(form.bias))
         known = torch.full((columns,), 1 / self.sigma, dtype=torch.float64)
-        return match(rows, [known] * len(rows), prior, self.process, generator)
+        return match(rows, [known] * len(rows), prior, self, generator)
 
     @on_client(gives="model")
     def first_layer(self, client: Client, initial: Weights, head: Tensor | None) -> FirstLayer:

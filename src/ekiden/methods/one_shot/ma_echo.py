@@ -340,7 +340,6 @@ def aligned(contribution: Contribution, target: Weights, layout: Layout) -> Cont
         contribution.model,
         target,
         layout,
-        layout,
         lambda i, a, b: transport(a, b, normalise=True, squared=False),
     )
     layers = zip(contribution.projectors, moved, layout.dense, strict=False)

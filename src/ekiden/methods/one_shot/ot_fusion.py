@@ -105,7 +105,7 @@ class OTFusion(OneShot):
         aligned = []
         for trained in sent:
             matching = self.matching(fed, trained.model, target, probe)
-            model, _ = align(trained.model, target, fed.layout, fed.layout, matching)
+            model, _ = align(trained.model, target, fed.layout, matching)
             aligned.append(Trained(model, trained.counts))
         return self.average.aggregate(aligned, fed.layout)
 
@@ -135,9 +135,9 @@ class OTFusion(OneShot):
 
 
 def align(
-    model: Weights, target: Weights, layout: Layout, target_layout: Layout, matching: Matching
+    model: Weights, target: Weights, layout: Layout, matching: Matching
 ) -> tuple[Weights, list[Tensor | None]]:
-    """Return `model` with its hidden units in the order (and number) of `target`'s.
+    """Return `model` with its hidden units in the order of `target`'s.
 
     Returns:
         The aligned model, and for each dense layer the transport of its inputs (None: they are as
@@ -145,33 +145,28 @@ def align(
     """
     params = torch.zeros_like(target.params)
     buffers = target.buffers.clone()
-    if [x.kind for x in layout.layers] != [x.kind for x in target_layout.layers]:
-        raise UserError(
-            "models of different layers cannot be aligned: use the same network at every client"
-        )
     inputs: list[Tensor | None] = []
     # how the units that the next layer reads were moved; None: not at all
     moved: Tensor | None = None
     number = 0
-    for layer, goal in zip(layout.layers, target_layout.layers, strict=True):
+    for layer in layout.layers:
         if layer.kind in ("linear", "conv"):
             inputs.append(moved)
             rows = carry(layer.matrix(model.params), moved, layer)
-            goal_rows = goal.matrix(target.params)
-            if rows.shape[1] != goal_rows.shape[1]:
-                raise UserError(f"layer {layer.name} does not read the layer before it: {_ADVICE}")
-            moved = None if goal is target_layout.head else matching(number, rows, goal_rows)
-            goal.put(params, _move(rows, moved))
+            moved = None
+            if layer is not layout.head:
+                moved = matching(number, rows, layer.matrix(target.params))
+            layer.put(params, _move(rows, moved))
             number += 1
         else:
             if layer.kind == "other":
                 raise UserError(
                     f"layer {layer.name} is of a kind whose units cannot be aligned: {_ADVICE}"
                 )
-            for part, into in zip(layer.params, goal.params, strict=True):
-                into.of(params).copy_(_move(part.of(model.params), moved))
-            for part, into in zip(layer.statistics, goal.statistics, strict=True):
-                into.of(buffers).copy_(_move(part.of(model.buffers), moved))
+            for part in layer.params:
+                part.of(params).copy_(_move(part.of(model.params), moved))
+            for part in layer.statistics:
+                part.of(buffers).copy_(_move(part.of(model.buffers), moved))
     return Weights(params, buffers, model.counters.clone()), inputs
 
 
@@ -268,7 +263,7 @@ def check_chain(network: nn.Module, shape: tuple[int, ...]) -> None:
     x = trial(built.module, torch.randn(2, *shape, generator=generator).to(built.params.device))
     with torch.no_grad():
         before = built.module(x)
-        built.load(align(model, model, built.layout, built.layout, shuffle)[0])
+        built.load(align(model, model, built.layout, shuffle)[0])
         after = built.module(x)
     if not torch.allclose(before, after, rtol=1e-3, atol=1e-4 * float(before.abs().max() + 1)):
         raise UserError(

@@ -101,8 +101,8 @@ class PFNM(MatchingMethod, OneShot):
                 # that it feeds
                 precisions.append(torch.cat([even, known.repeat_interleave(forms[i + 1].fan)]))
             bias = int(forms[i].bias)
-            prior = self.process.prior(own.shape[1] - bias, bias, out.shape[1])
-            units, atoms = match(rows, precisions, prior, self.process, generator)
+            prior = self.prior(own.shape[1] - bias, bias, out.shape[1])
+            units, atoms = match(rows, precisions, prior, self, generator)
             mine = atoms[:, : own.shape[1]]
             outgoing = atoms[:, own.shape[1] :]
             incoming = outgoing.reshape(len(atoms), -1, forms[i + 1].fan).transpose(0, 1).flatten(1)

@@ -7,18 +7,14 @@ again and again.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from ekiden.authoring import (
-    Checked,
     Client,
-    CountOrZero,
     Method,
-    Positive,
     Size,
     UserError,
     Weights,
@@ -40,38 +36,21 @@ class Prior(NamedTuple):
     precision: Tensor  # (D,) 1/σ0²
 
 
-@dataclass(frozen=True)
-class Process(Checked):
-    """The model, and how it is searched."""
+class MatchingMethod(Method):
+    """A method that matches the hidden units of the models that clients trained."""
 
-    gamma: Positive  # γ, mass of the process: larger values give more new atoms
-    sigma: Positive = 1.0  # σ², variance of a client's units around their atoms
-    sigma0: Positive = 1.0  # σ0², variance of the atoms
-    bias: float = 0.1  # prior mean of biases; the prior mean of weights is 0
-    sweeps: CountOrZero = 5  # how often every client is matched again
+    epochs: int
+    gamma: float
+    sigma0: float
+    bias: float
+    sweeps: int
+    init: Init
 
     def prior(self, weights: int, biases: int, more: int = 0) -> Prior:
         """Return the prior of vectors of this many weights, then biases, then weights again."""
         mean = torch.zeros(weights + biases + more, dtype=torch.float64)
         mean[weights : weights + biases] = self.bias
         return Prior(mean, torch.full_like(mean, 1 / self.sigma0))
-
-
-class MatchingMethod(Method):
-    """A method that matches the hidden units of the models that clients trained."""
-
-    epochs: int
-    gamma: float
-    sigma: float
-    sigma0: float
-    bias: float
-    sweeps: int
-    init: Init
-
-    @property
-    def process(self) -> Process:
-        """Return the model of the units."""
-        return Process(self.gamma, self.sigma, self.sigma0, self.bias, self.sweeps)
 
     def check_network(self, model: Size) -> None:
         """Refuse a network whose hidden units cannot be permuted."""
@@ -108,7 +87,7 @@ def match(
     units: Sequence[Tensor],
     precisions: Sequence[Tensor],
     prior: Prior,
-    process: Process,
+    method: MatchingMethod,
     generator: Generator,
 ) -> Matching:
     """Match the units of all clients.
@@ -120,7 +99,7 @@ def match(
         units: for each client (L_j, D).
         precisions: for each client (D,) >= 0, 1/σ² of its noise.
         prior: prior of the atoms.
-        process: the model of how atoms appear.
+        method: γ, mass of the process: larger values give more new atoms; and the sweeps.
         generator: draws the orders.
     """
     clients = len(units)
@@ -136,13 +115,13 @@ def match(
         return Matching([assigned[first]], units[first])
     for order in (
         others,
-        *(torch.randperm(clients, generator=generator).tolist() for _ in range(process.sweeps)),
+        *(torch.randperm(clients, generator=generator).tolist() for _ in range(method.sweeps)),
     ):
         for j in order:
             assigned.pop(j, None)
             assigned = compact(assigned)
             atoms = gather(units, precisions, assigned, prior)
-            columns = best(scores(units[j], precisions[j], atoms, prior, process, clients))
+            columns = best(scores(units[j], precisions[j], atoms, prior, method.gamma, clients))
             new = columns >= len(atoms.members)
             columns[new] = len(atoms.members) + torch.arange(int(new.sum()))
             assigned[j] = columns
@@ -152,7 +131,7 @@ def match(
 
 
 def scores(
-    rows: Tensor, precision: Tensor, atoms: Atoms, prior: Prior, process: Process, clients: int
+    rows: Tensor, precision: Tensor, atoms: Atoms, prior: Prior, gamma: float, clients: int
 ) -> Tensor:
     """Return the score of assigning each unit to each atom, and to the 1st, 2nd, ... new atom.
 
@@ -161,7 +140,7 @@ def scores(
         precision: (D,) precision of the client's noise.
         atoms: atoms from the units of the other clients.
         prior: prior of new atoms.
-        process: the model of how they appear.
+        gamma: γ, mass of the process.
         clients: J, number of clients.
 
     Returns:
@@ -178,7 +157,7 @@ def scores(
     rank = torch.arange(1, count + 1, dtype=torch.float64)
     start = (prior.mean * prior.precision)[None]
     new = _gain(scaled, precision, start, prior.precision[None])
-    return torch.cat([old, new - 2 * rank.log() + 2 * math.log(process.gamma / clients)], 1)
+    return torch.cat([old, new - 2 * rank.log() + 2 * math.log(gamma / clients)], 1)
 
 
 def _gain(scaled: Tensor, precision: Tensor, total: Tensor, held: Tensor) -> Tensor:
