@@ -18,10 +18,7 @@ from ekiden.methods.exact.blocks.patches import (
     Dictionary,
     Patches,
     Pooling,
-    blank,
-    filters_of,
     from_images,
-    width_of,
 )
 from ekiden.readers.sources import NAMED
 
@@ -38,6 +35,19 @@ def images(n: int, *shape: int, seed: int = 0) -> Tensor:
 
 def dictionary(shape: tuple[int, ...], count: int, size: int, seed: int = 0) -> Dictionary:
     return from_images(images(20, *shape, seed=9), count, torch.Generator().manual_seed(seed), size)
+
+
+def features(
+    shape: tuple[int, ...], made: list[Dictionary], how: Pooling = patches.USUAL_POOLING
+) -> Patches:
+    """Features with these filters."""
+    module = Patches(shape, [(len(q), q.shape[-1]) for q, _ in made], how)
+    module.take(made)
+    return module
+
+
+def measure_scale(module: Patches, x: Tensor) -> None:
+    module.scale.copy_(module.sums(x).amax(0).clamp(min=1))
 
 
 def responses(image: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -134,13 +144,13 @@ def test_features_are_those_of_plain_loops(
     bilinear: bool,
 ) -> None:
     made = [dictionary(shape, 5, size) for size in sizes]
-    module = Patches(shape, made, Pooling(pool, mirror, threshold, root, bilinear))
+    module = features(shape, made, Pooling(pool, mirror, threshold, root, bilinear))
     x = images(11, *shape)
     wanted = by_loops(x, made, pool, mirror, threshold, root, nearby if bilinear else within)
     assert wanted.any(1).sum() == 10  # all but the flat image
     assert np.array_equal(module.sums(x).numpy(), wanted)
 
-    module.measure_scale(iter(torch.split(x[:6], 4)))
+    measure_scale(module, x[:6])
     scale = np.maximum(wanted[:6].max(0), 1).astype(np.float32)
     assert np.array_equal(module.scale.numpy(), scale)
     levels = np.minimum(np.rint(wanted.astype(np.float32) * (np.float32(127) / scale)), 127)
@@ -156,7 +166,7 @@ def test_bilinear_weights_by_hand() -> None:
     """Of 4 positions centres are at 0.5 and 2.5: halfway between them a position counts half in
     both."""
     assert nearby(5, 2).tolist() == [[4, 4, 2, 0, 0], [0, 0, 2, 4, 4]]
-    module = Patches((1, 6, 6), [dictionary((1, 6, 6), 1, 2)], Pooling(bilinear=True))
+    module = features((1, 6, 6), [dictionary((1, 6, 6), 1, 2)], Pooling(bilinear=True))
     (bank,) = module._banks()
     assert bank.rows.tolist() == [[4, 4, 2, 0, 0], [0, 0, 2, 4, 4]]
     assert bank.area.tolist() == [[100, 100], [100, 100]]
@@ -168,9 +178,9 @@ def test_a_response_by_hand() -> None:
     q = torch.tensor([[[[-1, 0], [-1, 2]]]], dtype=torch.int8)
     x = torch.tensor([[[[0, 0], [0, 40]]]], dtype=torch.uint8)
     dictionary = Dictionary(q, torch.tensor([8.0]))
-    module = Patches((1, 2, 2), [dictionary], Pooling(1, mirror=False, threshold=0.25, root=False))
+    module = features((1, 2, 2), [dictionary], Pooling(1, mirror=False, threshold=0.25, root=False))
     assert module.sums(x).tolist() == [[3.0, 0.0]]  # 5 - 8·0.25
-    mirrored = Patches((1, 2, 2), [dictionary], Pooling(1, threshold=0.25, root=False))
+    mirrored = features((1, 2, 2), [dictionary], Pooling(1, threshold=0.25, root=False))
     assert mirrored.sums(x).tolist() == [
         [3.0, 0.0]
     ]  # -40/√310 = -2.27, whose size is no more than 2
@@ -182,7 +192,7 @@ def test_a_response_by_hand() -> None:
 def test_bits_do_not_depend_on_batches_blocks_or_threads(
     shape: tuple[int, ...], bilinear: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = Patches(
+    module = features(
         shape, [dictionary(shape, 10, 6), dictionary(shape, 3, 5)], Pooling(bilinear=bilinear)
     )
     x = images(21, *shape)
@@ -210,7 +220,7 @@ def test_bits_are_those_of_double_precision() -> None:
     x[2] = images(3, *shape)[0]
     made = [Dictionary(q, torch.ones(2))]
     assert np.array_equal(
-        Patches(shape, made, Pooling(threshold=0.25, root=False)).sums(x).numpy(),
+        features(shape, made, Pooling(threshold=0.25, root=False)).sums(x).numpy(),
         by_loops(x, made, 2, True, 0.25, False),
     )
 
@@ -229,7 +239,7 @@ def test_roots_are_rounded_right() -> None:
 def test_no_sum_of_bilinear_pooling_can_be_rounded(shape: tuple[int, ...]) -> None:
     """Even of the largest responses that filters of int8 can have, of an image and its mirror
     image."""
-    (bank,) = Patches(shape, [dictionary(shape, 2, 6)], Pooling(bilinear=True))._banks()
+    (bank,) = features(shape, [dictionary(shape, 2, 6)], Pooling(bilinear=True))._banks()
     assert 2 * 127 * shape[0] * 36 * bank.unit * float(bank.area.max()) <= 2**24
 
 
@@ -244,7 +254,8 @@ def test_large_images_are_counted_in_coarser_units() -> None:
 def test_all_bytes_come_back_from_normalised_inputs(name: str) -> None:
     spec = NAMED[name]
     every = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16)
-    module = Patches((3, 16, 16), blank(3, [1], [6]), mean=spec.mean, std=spec.std)
+    module = Patches((3, 16, 16), [(1, 6)])
+    module.scale_by(spec.mean, spec.std)
     assert torch.equal(module.bytes(normalise(every, spec.mean, spec.std)), every.float())
     assert torch.equal(module.bytes(every), every.float())
 
@@ -254,15 +265,17 @@ def test_all_bytes_come_back_from_normalised_inputs(name: str) -> None:
 )
 def test_all_bytes_come_back_with_one_mean(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     every = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
-    module = Patches((1, 16, 16), blank(1, [1], [6]), mean=mean, std=std)
+    module = Patches((1, 16, 16), [(1, 6)])
+    module.scale_by(mean, std)
     assert torch.equal(module.bytes(normalise(every, mean, std)), every.float())
 
 
 def test_features_of_normalised_inputs_are_those_of_bytes() -> None:
     shape, mean, std = (3, 12, 12), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    module = Patches(shape, [dictionary(shape, 5, 6)], mean=mean, std=std)
+    module = features(shape, [dictionary(shape, 5, 6)])
+    module.scale_by(mean, std)
     x = images(9, *shape)
-    module.measure_scale(iter([x]))
+    measure_scale(module, x)
     assert torch.equal(module(normalise(x, mean, std)), module(x))
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(module(normalise(x, mean, std)), module(x))
@@ -272,9 +285,9 @@ def test_a_mirror_image_has_the_same_features_on_the_other_side() -> None:
     """Averaging makes an image and its mirror image equal."""
     shape = (3, 13, 14)
     x = images(5, *shape)
-    module = Patches(shape, [dictionary(shape, 5, 6)], Pooling(root=False))
+    module = features(shape, [dictionary(shape, 5, 6)], Pooling(root=False))
     assert torch.equal(module.sums(x), module.sums(x.flip(3)))
-    plain = Patches(shape, [dictionary(shape, 5, 6)], Pooling(mirror=False, root=False))
+    plain = features(shape, [dictionary(shape, 5, 6)], Pooling(mirror=False, root=False))
     assert not torch.equal(plain.sums(x), plain.sums(x.flip(3)))
     assert torch.equal(plain.sums(x) + plain.sums(x.flip(3)), module.sums(x))
 
@@ -282,9 +295,9 @@ def test_a_mirror_image_has_the_same_features_on_the_other_side() -> None:
 def test_values_are_buffers_that_travel() -> None:
     shape = (3, 12, 12)
     made = [dictionary(shape, 5, 6), dictionary(shape, 2, 4)]
-    module = Patches(shape, made)
-    module.measure_scale(iter([images(9, *shape)]))
-    empty = Patches(shape, blank(3, [5, 2], [6, 4]))
+    module = features(shape, made)
+    measure_scale(module, images(9, *shape))
+    empty = Patches(shape, [(5, 6), (2, 4)])
     assert torch.equal(empty(images(4, *shape)), torch.zeros(4, 56))
     empty.load_state_dict(module.state_dict())
     assert torch.equal(empty(images(4, *shape)), module(images(4, *shape)))
@@ -293,32 +306,27 @@ def test_values_are_buffers_that_travel() -> None:
     assert module(images(3, *shape)[:0]).shape == (0, 56)
 
 
-def test_width_and_filters() -> None:
-    assert [filters_of(d) for d in (8, 336, 343, 2401)] == [1, 42, 42, 300]
-    assert all(filters_of(width_of(f, g), g) == f for f in (1, 42) for g in (1, 2, 3))
-    shape = (3, 12, 12)
-    assert Patches(shape, [dictionary(shape, 5, 6)], Pooling(3)).width == width_of(5, 3) == 90
-    with pytest.raises(UserError, match="one filter gives 8"):
-        filters_of(7)
+def test_width() -> None:
+    assert Patches((3, 12, 12), [(5, 6)], Pooling(3)).width == 90
 
 
 @pytest.mark.parametrize(
-    ("shape", "made", "pool", "words"),
+    ("shape", "size", "words"),
     [
-        ((20,), blank(3, [2], [6]), 2, "need images"),
-        ((3, 6, 12), blank(3, [2], [6]), 2, "do not fit images of 3x6x12"),
-        ((1, 12, 12), blank(3, [2], [6]), 2, "patches of 3x6x6"),
+        ((20,), 6, "need images"),
+        ((3, 6, 12), 6, "do not fit images of 6x12"),
+        ((3, 12, 12), 1, "out of range: choose a size from 2 to 74"),
+        ((3, 90, 90), 75, "out of range: choose a size from 2 to 74"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    shape: tuple[int, ...], made: list[Dictionary], pool: int, words: str
-) -> None:
-    with pytest.raises(UserError, match=words):
-        Patches(shape, made, Pooling(pool))
+def test_what_does_not_fit_is_refused(shape: tuple[int, ...], size: int, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        Patches(shape, [(2, size)])
+    assert "\n" not in str(caught.value)
 
 
 def test_rounded_products_are_refused() -> None:
-    module = Patches((3, 12, 12), [dictionary((3, 12, 12), 5, 6)])
+    module = features((3, 12, 12), [dictionary((3, 12, 12), 5, 6)])
     torch.set_float32_matmul_precision("high")
     try:
         with pytest.raises(UserError, match="highest"):
@@ -412,23 +420,6 @@ def test_flat_images_give_random_directions() -> None:
     for dictionary in (few, none):
         check(dictionary, (5, 3, 6, 6))
     assert len({tuple(q) for q in none.filters.flatten(1).tolist()}) == 5
-
-
-def test_wrong_images_are_refused_in_one_line() -> None:
-    cases: list[tuple[Callable[[], object], str]] = [
-        (lambda: from_images(photos().float(), 4, seeded()), "images as bytes"),
-        (lambda: from_images(photos()[0], 4, seeded()), "images as bytes"),
-        (
-            lambda: from_images(photos(side=5), 4, seeded()),
-            "images of 5x5 pixels are smaller than patches of 6x6",
-        ),
-        (lambda: from_images(photos(), 4, seeded(), 1), "out of range: choose a size from 2 to 74"),
-        (lambda: from_images(photos()[:0], 4, seeded()), "no images"),
-    ]
-    for wrong, words in cases:
-        with pytest.raises(UserError, match=words) as caught:
-            wrong()
-        assert "\n" not in str(caught.value)
 
 
 def test_filters_from_images_give_patches_away_and_those_of_other_images_do_not() -> None:

@@ -46,7 +46,6 @@ from torch import Tensor, nn
 from ekiden.core.base import files
 from ekiden.core.base.errors import UserError
 from ekiden.core.training.gram import LARGEST
-from ekiden.methods.exact.blocks import patches
 from ekiden.methods.exact.blocks.patches import Patches, Pooling
 from ekiden.methods.exact.blocks.seed_images import DEVIATION, Draws, seed_images
 from ekiden.methods.exact.blocks.whole_features import SPREAD, Scaling, WholeFeatures
@@ -152,12 +151,8 @@ class Components(WholeFeatures):
         super().__init__()
         self.body: Patches | RandomUnits
         if len(shape) == 3:
-            counts = [FILTERS // len(SIZES)] * len(SIZES)
             how = Pooling(pool=3, mirror=mirror, bilinear=True)
-            none = patches.blank(shape[0], counts, SIZES)
-            zero = (0.0,) * shape[0]
-            one = (1.0,) * shape[0]
-            self.body = Patches(shape, none, how, mean=zero, std=one)
+            self.body = Patches(shape, [(FILTERS // len(SIZES), side) for side in SIZES], how)
             self.settled = {"mean": torch.float32, "std": torch.float32}
             self.largest = LARGEST
         else:
@@ -192,8 +187,7 @@ class Components(WholeFeatures):
             if isinstance(self.body, RandomUnits):
                 self.body.fix(self.seed)
             else:
-                for name, values in patches.of_seed(self.body, SIZES, self.seed, REACH).items():
-                    self.get_buffer(name).copy_(values)
+                self.body.fix(self.seed, REACH)
             for name, values in self._basis()._asdict().items():
                 self.get_buffer(name).copy_(values)
 

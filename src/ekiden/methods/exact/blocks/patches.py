@@ -51,11 +51,6 @@ def from_images(images: Tensor, count: int, generator: Generator, size: int = 6)
         generator: on the CPU; decides which patches are drawn.
         size: p, side of the patches in pixels.
     """
-    _check(images, size)
-    if not len(images):
-        raise UserError(
-            "there are no images to draw patches from: begin with a client that has images"
-        )
     n, channels, height, width = images.shape
     rows = height - size + 1
     columns = width - size + 1
@@ -76,62 +71,22 @@ def from_images(images: Tensor, count: int, generator: Generator, size: int = 6)
     return _quantised(directions, whitening, (channels, size, size))
 
 
-def of_seed(
-    features: "Patches", sizes: Sequence[int], seed: int, reach: float
-) -> dict[str, Tensor]:
-    """Return filters, gains and scales of patch features by the seed alone.
-
-    Filters are patches of images that the seed makes. Whitened responses to patches with texture
-    are about normal, and a scale is `reach` times what they then add up to in a region.
-
-    Args:
-        features: for which they are meant.
-        sizes: p of each dictionary.
-        seed: of the images and of the patches that are drawn.
-        reach: largest sum that a feature tells from larger ones, in usual sums.
-    """
-    counts = tuple(count for count, _ in features.sizes)
-    filters, gain = _filters_of_seed(features.shape[0], counts, tuple(sizes), seed)
-    return {"filters": filters, "gain": gain, "scale": features.usual_sums(gain) * reach}
-
-
 # A run builds its network many times: a silo, for one, with each message.
 @lru_cache(maxsize=8)
 def _filters_of_seed(
-    channels: int, counts: tuple[int, ...], sizes: tuple[int, ...], seed: int
-) -> tuple[Tensor, Tensor]:
-    """Return filters of all sizes in one row, and their gains."""
+    channels: int, sizes: tuple[tuple[int, int], ...], seed: int
+) -> list[Dictionary]:
+    """Return filters that are patches of images of the seed; `sizes` are F and p of each
+    dictionary.
+    """
     drawn = Generator().manual_seed(seed)
-    images = _images_of_seed(channels, max(_SIDE, *sizes), seed)
-    found = [
-        from_images(images, count, drawn, size) for count, size in zip(counts, sizes, strict=True)
-    ]
-    return torch.cat([d.filters.flatten() for d in found]), torch.cat([d.gain for d in found])
+    images = _images_of_seed(channels, max(_SIDE, *(size for _, size in sizes)), seed)
+    return [from_images(images, count, drawn, size) for count, size in sizes]
 
 
 @lru_cache(maxsize=8)
 def _images_of_seed(channels: int, side: int, seed: int) -> Tensor:
     return torch.from_numpy(seed_images(_IMAGES, channels, side, seed))
-
-
-def _check(images: Tensor, size: int) -> None:
-    if images.ndim != 4 or images.dtype != torch.uint8:
-        raise UserError(
-            "patch features need images as bytes (n, channels, height, width), but these are "
-            f"{images.dtype} of "
-            f"shape {tuple(images.shape[1:])}: choose features for vectors, or give images as bytes"
-        )
-    most = isqrt(_REACH // 2 // images.shape[1])
-    if not 2 <= size <= most:
-        raise UserError(
-            f"patches of {size}x{size} pixels are out of range: choose a size from 2 to {most}"
-        )
-    if min(images.shape[2:]) < size:
-        height, width = images.shape[2:]
-        raise UserError(
-            f"images of {height}x{width} pixels are smaller than patches of {size}x{size}: choose "
-            "smaller patches"
-        )
 
 
 def _at(images: Tensor, places: Tensor, size: int) -> Tensor:
@@ -225,27 +180,21 @@ class Patches(nn.Module):
     gain: Tensor
     mean: Tensor
     std: Tensor
-    # (D,) float32, the largest sums (or roots) at the client that measured them: see
-    # `measure_scale`
+    # (D,) float32, the largest sums (or roots) at the client that measured them, or usual ones
     scale: Tensor
 
     def __init__(
         self,
         shape: tuple[int, ...],
-        dictionaries: Sequence[Dictionary],
+        sizes: Sequence[tuple[int, int]],
         how: Pooling = USUAL_POOLING,
-        *,
-        mean: Sequence[float] = (0.0,),
-        std: Sequence[float] = (1.0,),
     ) -> None:
         """Prepare for images of `shape`.
 
         Args:
             shape: (C, H, W).
-            dictionaries: one for each patch size.
+            sizes: F and p of each dictionary, number and side of its filters.
             how: responses become features.
-            mean: one number, or one per channel, that was subtracted from inputs scaled to [0, 1].
-            std: one number, or one per channel, that they were divided by.
         """
         super().__init__()
         if len(shape) != 3:
@@ -253,29 +202,48 @@ class Patches(nn.Module):
                 "patch features need images (channels, height, width), these samples have shape "
                 f"{shape}"
             )
-        self.shape = shape
-        self.how = how
-        pool = how.pool
         channels, height, width = shape
-        self.sizes: list[tuple[int, int]] = []  # F, p
-        for filters, _ in dictionaries:
-            count, depth, size, _ = filters.shape
-            if min(height, width) < size + pool - 1 or depth != channels:
+        most = isqrt(_REACH // 2 // channels)
+        for _, size in sizes:
+            if not 2 <= size <= most:
                 raise UserError(
-                    f"patches of {depth}x{size}x{size} in {pool}x{pool} regions do not fit images "
-                    f"of {channels}x{height}x{width}: choose smaller patches"
+                    f"patches of {size}x{size} pixels are out of range: choose a size from 2 to "
+                    f"{most}"
                 )
-            self.sizes.append((count, size))
-        count = sum(count for count, _ in self.sizes)
+            if min(height, width) < size + how.pool - 1:
+                raise UserError(
+                    f"patches of {size}x{size} in {how.pool}x{how.pool} regions do not fit images "
+                    f"of {height}x{width}: choose smaller patches"
+                )
+        self.shape = shape
+        self.sizes = tuple(sizes)
+        self.how = how
+        count = sum(count for count, _ in sizes)
         # D = 2·g²·F, number of features, ordered by filter, sign, row and column.
-        self.width = width_of(count, pool)
-        self.register_buffer(
-            "filters", torch.cat([d.filters.flatten() for d in dictionaries]).float()
-        )
-        self.register_buffer("gain", torch.cat([d.gain for d in dictionaries]).float())
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1))
+        self.width = 2 * how.pool**2 * count
+        pixels = sum(count * size**2 for count, size in sizes)
+        self.register_buffer("filters", torch.zeros(channels * pixels))
+        self.register_buffer("gain", torch.zeros(count))
+        self.register_buffer("mean", torch.zeros(channels, 1, 1))
+        self.register_buffer("std", torch.ones(channels, 1, 1))
         self.register_buffer("scale", torch.ones(self.width))
+
+    def take(self, dictionaries: Sequence[Dictionary]) -> None:
+        """Take filters, one dictionary for each size."""
+        self.filters.copy_(torch.cat([d.filters.flatten() for d in dictionaries]))
+        self.gain.copy_(torch.cat([d.gain for d in dictionaries]))
+
+    def fix(self, seed: int, reach: float) -> None:
+        """Take filters and scales by the seed alone.
+
+        Filters are patches of images that the seed makes. Whitened responses to patches with
+        texture are about normal, and a scale is `reach` times what they then add up to in a region.
+        """
+        # A silo asks for the shapes with each message.
+        if self.gain.is_meta:
+            return
+        self.take(_filters_of_seed(self.shape[0], self.sizes, seed))
+        self.scale.copy_(self.usual_sums() * reach)
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, D) float32 features, integers from 0 to 127, of (b, C, H, W) normalised floats or
@@ -283,14 +251,6 @@ class Patches(nn.Module):
         """
         sums = self.sums(x)
         return sums.mul_(LEVELS / self.scale).round_().clamp_(max=LEVELS)
-
-    @torch.no_grad()
-    def measure_scale(self, batches: Iterator[Tensor]) -> None:
-        """Set `scale` to the largest sums of each feature over batches of inputs."""
-        largest = torch.ones_like(self.scale)
-        for x in batches:
-            largest = torch.maximum(largest, self.sums(x).amax(0))
-        self.scale.copy_(largest)
 
     @torch.no_grad()
     def sums(self, x: Tensor) -> Tensor:
@@ -321,10 +281,8 @@ class Patches(nn.Module):
         # A double's root rounds right, see the tests.
         return sums.double().sqrt_().float()
 
-    def usual_sums(self, gain: Tensor) -> Tensor:
-        """(D,) what `sums` gives on average for whitened responses that are normal; `gain` (F,) of
-        the filters.
-        """
+    def usual_sums(self) -> Tensor:
+        """(D,) what `sums` gives on average for whitened responses that are normal."""
         t = self.how.threshold
         # E max(z - t, 0).
         above = exp(-t * t / 2) / sqrt(2 * pi) - t * (1 - erf(t / sqrt(2))) / 2
@@ -334,7 +292,7 @@ class Patches(nn.Module):
             rows, columns = (self._regions(side - size + 1) for side in self.shape[1:])
             area = rows.sum(1)[:, None] * columns.sum(1)
             unit = _unit(self.shape[0] * size**2, int(area.max()))
-            each = gain[first : first + count, None, None, None] * (
+            each = self.gain[first : first + count, None, None, None] * (
                 above * unit * (1 + self.how.mirror)
             )
             parts.append((each * area).expand(count, 2, *area.shape).flatten())
@@ -449,29 +407,6 @@ class _Bank(NamedTuple):
     rows: Tensor
     columns: Tensor  # (g, width) the same for columns
     area: Tensor  # (g, g) positions in each region, or the sum of what they count
-
-
-def width_of(filters: int, pool: int = 2) -> int:
-    """D = 2·g²·F, number of features of so many filters."""
-    return 2 * pool**2 * filters
-
-
-def filters_of(width: int, pool: int = 2) -> int:
-    """Return F, the largest number of filters that give at most `width` features."""
-    filters = width // (2 * pool**2)
-    if filters < 1:
-        raise UserError(
-            f"{width} patch features are too few: one filter gives {2 * pool**2}; allow more bytes"
-        )
-    return filters
-
-
-def blank(channels: int, counts: Sequence[int], sizes: Sequence[int]) -> list[Dictionary]:
-    """Dictionaries of zeros, for features whose values come later."""
-    return [
-        Dictionary(torch.zeros(count, channels, size, size, dtype=torch.int8), torch.zeros(count))
-        for count, size in zip(counts, sizes, strict=True)
-    ]
 
 
 def _unit(depth: int, positions: int) -> float:

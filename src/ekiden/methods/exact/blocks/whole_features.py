@@ -288,14 +288,9 @@ class PatchFeatures(WholeFeatures):
             how: responses become features.
         """
         super().__init__()
-        filters = patches.filters_of(width, how.pool)
-        channels = shape[0]
-        counts = [len(range(i, filters, len(sizes))) for i in range(len(sizes))]
-        self.sizes = tuple(zip(counts, sizes, strict=True))
-        dictionaries = patches.blank(channels, counts, sizes)
-        self.patches = patches.Patches(
-            shape, dictionaries, how, mean=(0.0,) * channels, std=(1.0,) * channels
-        )
+        filters = width // (2 * how.pool**2)
+        shared = [(len(range(i, filters, len(sizes))), size) for i, size in enumerate(sizes)]
+        self.patches = patches.Patches(shape, shared, how)
         self.width = self.patches.width
         self.seed = torch.initial_seed()  # the run's, where its network is made
 
@@ -311,9 +306,10 @@ class PatchFeatures(WholeFeatures):
     def adopt(self, told: Sequence[Tensor]) -> None:
         """Take over filters and scales."""
         super().adopt(told)
-        parts = [count * self.patches.shape[0] * size**2 for count, size in self.sizes]
+        sizes = self.patches.sizes
+        parts = [count * self.patches.shape[0] * size**2 for count, size in sizes]
         for (count, _), part in zip(
-            self.sizes, torch.split(self.get_buffer("filters"), parts), strict=True
+            sizes, torch.split(self.get_buffer("filters"), parts), strict=True
         ):
             filters = part.view(count, -1)
             if (filters.sum(1) != 0).any() or float(filters.abs().sum(1).max()) * 2 * 255 > EXACT:
@@ -336,18 +332,16 @@ class PatchFeatures(WholeFeatures):
         if float(pixels.min()) < -0.5 or float(pixels.max()) > 255.5:
             self._stretch(x)
         images = self.patches.bytes(x).to(torch.uint8).cpu()
-        found = [patches.from_images(images, count, draw, size) for count, size in self.sizes]
-        self.get_buffer("filters").copy_(torch.cat([d.filters.flatten() for d in found]))
-        self.get_buffer("gain").copy_(torch.cat([d.gain for d in found]))
-        self.patches.measure_scale(iter([x]))
+        self.patches.take(
+            [patches.from_images(images, count, draw, size) for count, size in self.patches.sizes]
+        )
+        # The least largest sum is 1, so that a feature without answers stays 0.
+        self.patches.scale.copy_(self.patches.sums(x).amax(0).clamp(min=1))
 
     def fix(self) -> None:
         """Take filters from patches of images that the seed makes, and scales by formula."""
-        sizes = [side for _, side in self.sizes]
         with torch.no_grad(), torch.device("cpu"):
-            values = patches.of_seed(self.patches, sizes, self.seed, REACH)
-        for name, value in values.items():
-            self.get_buffer(name).copy_(value)
+            self.patches.fix(self.seed, REACH)
         self.fixed = True
         self.settled = {"mean": torch.float32, "std": torch.float32}
 
