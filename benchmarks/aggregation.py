@@ -106,7 +106,7 @@ def others(clients: int) -> dict[str, float]:
         return transport(ours, theirs, normalise=True, squared=False)
 
     def fuse() -> Weights:
-        return mean([align(m, sent[0], layout, layout, matching)[0] for m in sent])
+        return mean([align(m, sent[0], layout, matching)[0] for m in sent])
 
     matching(0, torch.eye(3), torch.eye(3))  # libraries are loaded
     timed("average", lambda: mean(sent))

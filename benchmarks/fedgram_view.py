@@ -31,7 +31,6 @@ from ekiden.methods.exact.blocks.patches import (  # the attacker reads the sour
     _at,
     _regions,
     _whitening,
-    filters_of,
     from_images,
 )
 
@@ -117,8 +116,8 @@ def main() -> None:
     draw = torch.Generator().manual_seed(0)
     places = torch.randint(len(x) * 27 * 27, (20_000,), generator=draw)
     true = _at(x, places, SIZE)
-    true = true[true.square().mean(1) > 0.5][: filters_of(WIDTHS[0])]
-    dictionary = from_images(x, filters_of(WIDTHS[0]), torch.Generator().manual_seed(0))
+    true = true[true.square().mean(1) > 0.5][: WIDTHS[0] // 8]
+    dictionary = from_images(x, WIDTHS[0] // 8, torch.Generator().manual_seed(0))
     sample = _at(own, torch.randint(len(own) * 27 * 27, (20_000,), generator=draw), SIZE)
     undo = torch.linalg.inv(_whitening(sample.T @ sample / len(sample)))
     patches = dictionary.filters.flatten(1).double() @ undo @ undo
@@ -135,9 +134,10 @@ def main() -> None:
     rows.append(("an image of its class\nat the first client", images))
     searched = []
     for width in WIDTHS:
-        dictionary = from_images(x, filters_of(width), torch.Generator().manual_seed(0))
-        module = Patches((3, 32, 32), [dictionary])
-        module.measure_scale(iter([x[:1024]]))
+        dictionary = from_images(x, width // 8, torch.Generator().manual_seed(0))
+        module = Patches((3, 32, 32), [(width // 8, 6)])
+        module.take([dictionary])
+        module.scale.copy_(module.sums(x[:1024]).amax(0).clamp(min=1))
         soft = Soft(module, dictionary.gain)
         gap = float((soft(images.float()).clamp(max=127) - module(images)).abs().mean())
         assert gap < 1, gap  # the attacker's features are those that travel

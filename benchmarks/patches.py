@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from ekiden.core.training.gram import measure
 from ekiden.methods.exact.blocks import gaussian_heads as heads
-from ekiden.methods.exact.blocks.patches import Patches, filters_of, from_images
+from ekiden.methods.exact.blocks.patches import Patches, from_images
 
 SHAPE = (3, 32, 32)
 BATCHES = (1, 4, 8, 32)
@@ -35,8 +35,9 @@ def seconds(work: Callable[[], object]) -> float:
 def compare(width: int, images: int, turns: int) -> tuple[float, float]:
     """Seconds an image of the features and of the bare convolution."""
     x = torch.randint(256, (images, *SHAPE), dtype=torch.uint8)
-    dictionary = from_images(x, filters_of(width), torch.Generator().manual_seed(0))
-    module, weight = Patches(SHAPE, [dictionary]), dictionary.filters.float()
+    dictionary = from_images(x, width // 8, torch.Generator().manual_seed(0))
+    module, weight = Patches(SHAPE, [(width // 8, 6)]), dictionary.filters.float()
+    module.take([dictionary])
     faces = [x.float(), x.flip(3).float()]
 
     def features() -> object:

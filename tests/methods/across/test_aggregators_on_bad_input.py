@@ -27,7 +27,6 @@ from ekiden.methods import (
 from ekiden.methods.blocks.combining import Trained
 from ekiden.methods.one_shot.blocks.ensemble import copies, join
 from ekiden.methods.one_shot.ma_echo import Contribution
-from ekiden.methods.one_shot.ot_fusion import align, transport
 
 pytestmark = pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
 METHODS: list[Method] = [
@@ -179,14 +178,9 @@ def test_models_of_different_shape_are_refused_in_one_line() -> None:
     a, b = Network(plain()), Network(nn.Linear(4, 4))
     counts = torch.ones(4, dtype=torch.int64)
     models = [a.weights(), b.weights()]
-
-    def matching(i: int, ours: Tensor, theirs: Tensor) -> Tensor:
-        return transport(ours, theirs, True, False)
-
     wrong: list[Callable[[], object]] = [
         lambda: Average().aggregate([Trained(m, counts) for m in models], a.layout),
         lambda: join(plain(), models, "logits", torch.ones(2, 4)),
-        lambda: align(models[1], models[0], b.layout, a.layout, matching),
         lambda: MAEcho().aggregate(
             [Contribution(m, [torch.eye(4)], counts > 1) for m in models], a.layout
         ),
