@@ -68,6 +68,21 @@ def test_a_silos_data_may_come_from_a_query(folder: Path) -> None:
         ("SELEC 1", "the query fails"),
         ("", "the query fails"),
         (QUERY.replace("(READ_ONLY);", "; -- READ_ONLY"), "READ_ONLY"),
+        ("ATTACH 'new.db' AS n /* READ_ONLY */; SELECT 1", "ATTACH is refused"),
+        ("ATTACH 'new.db' AS n -- (READ_ONLY)\n; SELECT 1", "ATTACH is refused"),
+        ("ATTACH 'new.db' AS n (READ_ONLY false); SELECT 1", "ATTACH is refused"),
+        ("ATTACH 'new.db' AS n (READ_ONLY, READ_WRITE); SELECT 1", "ATTACH is refused"),
+        ("ATTACH 'new.db' AS n (\"read_write\", READ_ONLY); SELECT 1", "ATTACH is refused"),
+        ("ATTACH 'new.db' AS READ_ONLY; SELECT 1", "ATTACH is refused"),
+        ("ATTACH 'new.db (READ_ONLY)' AS n; SELECT 1", "ATTACH is refused"),
+        ("ATTACH 'new.db' AS n (TYPE sqlite) /* (READ_ONLY) */; SELECT 1", "ATTACH is refused"),
+        ("ATTACH $$new.db$$ AS n (READ_WRITE) --' AS n (READ_ONLY)\n; SELECT 1", "refused"),
+        ("ATTACH '/**/ -- new.db' AS n (READ_ONLY); SELECT 1", "the query fails"),
+        ("/* /* */ATTACH 'x' (READ_ONLY)/* */ ATTACH 'new.db' AS n; SELECT 1", "fails|refused"),
+        ("SET VARIABLE v = (FROM postgres_execute('omop', 'DROP TABLE p')); SELECT 1", "SET is"),
+        ("SET profiling_output = 'new.db'; SELECT 1", "SET is refused"),
+        ("SET http_logging_output = 'new.db'; SELECT 1", "SET is refused"),
+        ("SET threads = 1 + 1; SELECT 1", "SET is refused"),
         ("SELECT * FROM query('SELECT 1')", r"query\(\) is refused"),
         (
             "WITH a AS (FROM postgres_execute('omop', 'COMMIT; DROP TABLE person')) SELECT 1",
@@ -77,11 +92,22 @@ def test_a_silos_data_may_come_from_a_query(folder: Path) -> None:
 )
 def test_a_query_only_reads(text: str, what: str, folder: Path) -> None:
     (folder / "query.sql").write_text(text)
+    before = sorted(path.name for path in folder.iterdir())
     with pytest.raises(UserError, match=what):
         query.rows(folder / "query.sql")
-    assert not (folder / "out.csv").exists()
+    assert sorted(path.name for path in folder.iterdir()) == before
     with duckdb.connect(str(folder / "hospital.duckdb"), read_only=True) as database:
         assert database.execute("SELECT count(*) FROM person").fetchone() == (400,)
+
+
+def test_a_query_may_have_comments_and_settings(folder: Path) -> None:
+    """Between its words no comment is read, but before and after a statement."""
+    (folder / "query.sql").write_text(
+        "-- the hospital's\n SET threads to 1; /* a ' in a comment */ set memory_limit = '1GB'; "
+        "attach if not exists 'hospital.duckdb' as omop (type duckdb, read_only) -- all of it\n;"
+        "SELECT count(*) AS n FROM omop.person"
+    )
+    assert query.rows(folder / "query.sql")
 
 
 def test_an_approval_is_for_the_rows_of_one_query(folder: Path) -> None:

@@ -2,7 +2,8 @@
 MySQL.
 
 A query only reads. Its file holds one SELECT, after statements that say where the data are (ATTACH,
-READ_ONLY), load extensions that are installed (LOAD), or set options (SET).
+READ_ONLY), load extensions that are installed (LOAD), or set options (SET). These are compared with
+the forms that are allowed before any is executed, because DuckDB makes a database that is not there.
 """
 
 import hashlib
@@ -19,7 +20,23 @@ from ekiden.core.base.files import read_text
 from ekiden.core.base.outside import require_extra
 
 _LONGEST = 1 << 20
-_BEFORE = ("ATTACH", "LOAD", "SET")
+_TEXT = "'(?:[^']|'')*'"
+_OPTION = rf"(?:TYPE|SCHEMA|SECRET|ENCRYPTION_KEY)\s+(?:\w+|{_TEXT})\s*"
+_SETTING = (
+    r"threads|memory_limit|timezone|search_path|schema|(?:s3|azure|http_proxy|pg|mysql|sqlite)\w*"
+)
+"""options that let DuckDB write no file, as profiling_output, log_query_path and http_logging_output do"""
+_COMMENTS = r"(?:\s|--[^\n]*(?:\n|$)|/\*(?:[^*]|\*(?!/))*\*/)*"
+_BEFORE = re.compile(
+    rf"""{_COMMENTS}(
+    ATTACH\s+(?:IF\s+NOT\s+EXISTS\s+)?{_TEXT}(?:\s+AS\s+\w+)?\s*
+        \(\s*(?:{_OPTION},\s*)*READ_ONLY\s*(?:,\s*{_OPTION})*\)
+    |LOAD\s+\w+
+    |SET\s+(?:GLOBAL\s+|SESSION\s+)?(?:{_SETTING})\s*(?:=|\sTO\s)\s*(?:\w+|{_TEXT})
+    ){_COMMENTS};?""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""what may stand before the SELECT, without a value that is an expression"""
 _READING = re.compile("read_.*|.*_scan|range|generate_series|unnest")
 """table functions that only read"""
 
@@ -51,18 +68,13 @@ def rows(file: Path) -> bytes:
     ):
         try:
             *before, select = duckdb.extract_statements(text)
-            for statement in (*before, select):
-                _check(file, statement.type.name, statement.query, last=statement is select)
+            allowed = [_allowed(file, statement) for statement in before]
+            if select.type.name != "SELECT":
+                raise _refused(file, select)
             parsed = database.execute("SELECT json_serialize_sql(?)", [select.query]).fetchall()
             json.loads(parsed[0][0], object_hook=partial(_check_function, file))
-            for statement in before:
+            for statement in allowed:
                 database.execute(statement)
-            # The word READ_ONLY may have stood in a comment.
-            attached = database.sql(
-                "FROM duckdb_databases() WHERE path IS NOT NULL AND NOT readonly"
-            )
-            if attached.fetchall():
-                raise _writable(file)
             asked = select.query.strip().rstrip(";")
             found = database.sql(f"SELECT * FROM ({asked}\n) ORDER BY ALL").to_arrow_table()
         except (duckdb.Error, ValueError) as error:
@@ -72,15 +84,19 @@ def rows(file: Path) -> bytes:
     return content.getvalue()
 
 
-def _check(file: Path, kind: str, text: str, *, last: bool) -> None:
-    """Refuse statements that could write."""
-    if kind == "ATTACH" and "READ_ONLY" not in text.upper():
-        raise _writable(file)
-    installs = kind == "LOAD" and not text.strip().upper().startswith("LOAD")
-    if installs or kind not in (("SELECT",) if last else _BEFORE):
-        raise UserError(
-            f"{file}: {kind} is refused: write ATTACH (READ_ONLY), LOAD and SET first, then one SELECT"
-        )
+def _allowed(file: Path, statement: Any) -> str:
+    """Return a statement before the SELECT as it is executed, without comments; refuse others."""
+    found = _BEFORE.fullmatch(statement.query)
+    if not found:
+        raise _refused(file, statement)
+    return found[1]
+
+
+def _refused(file: Path, statement: Any) -> UserError:
+    return UserError(
+        f"{file}: {statement.type.name} is refused: write ATTACH '...' AS name "
+        "(READ_ONLY), LOAD name and SET option = value first, then one SELECT"
+    )
 
 
 def _check_function(file: Path, node: dict[str, Any]) -> dict[str, Any]:
@@ -94,10 +110,6 @@ def _check_function(file: Path, node: dict[str, Any]) -> dict[str, Any]:
         if not _READING.fullmatch(name):
             raise UserError(f"{file}: {name}() is refused: it may do more than read")
     return node
-
-
-def _writable(file: Path) -> UserError:
-    return UserError(f"{file}: a database is attached to be read: ATTACH '...' AS name (READ_ONLY)")
 
 
 def _reason(error: str, text: str) -> str:
