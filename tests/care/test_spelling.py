@@ -33,9 +33,9 @@ def test_names_that_differ_in_case_or_blanks_are_found_with_their_silos() -> Non
         UserError, match=r"the label has 'Yes' \(north\) and 'yes' \(south\); the label has 'no '"
     ):
         spelling.refuse_spellings([label])
-    assert label.instead() == {"yes": "Yes", "No": "no "}
-    assert spelling.Names("", NAMES, ("No", "yes")).instead() == {"Yes": "yes", "no ": "No"}
-    assert spelling.Names("", {"north": {"a b": 1, "c": 2}}).instead() == {}
+    assert label.instead == {"yes": "Yes", "No": "no "}
+    assert spelling.Names("", NAMES, ("No", "yes")).instead == {"Yes": "yes", "no ": "No"}
+    assert spelling.Names("", {"north": {"a b": 1, "c": 2}}).instead == {}
 
 
 @given(
@@ -48,7 +48,7 @@ def test_names_that_differ_in_case_or_blanks_are_found_with_their_silos() -> Non
 )
 def test_after_merging_no_two_names_are_alike(names: list[str]) -> None:
     each = {"silo": dict.fromkeys(names, 1)}
-    instead = spelling.Names("", each).instead()
+    instead = spelling.Names("", each).instead
     left = {instead.get(name, name) for name in names}
     assert len(left) == len({spelling.fold(name) for name in names})
     assert left <= set(names)

@@ -19,7 +19,7 @@ BUDGET = {
     "core": 89_850,
     "methods": 114_900,
     "readers": 56_000,
-    "care": 12_800,
+    "care": 12_590,
     "clinic": 22_900,
     "runs": 32_600,
     "silos": 56_830,

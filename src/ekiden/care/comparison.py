@@ -102,10 +102,9 @@ def sums_of_arrays(parts: Mapping[str, Tensor]) -> list[ColumnSums]:
         # a signal of more channels is an embedding of many places
         if x.ndim > 2 and 1 < x.shape[1] <= 32:
             columns = {f"channel {k} of the input": x[:, k] for k in range(x.shape[1])}
-        moments = {
-            what: ColumnMoments.of(values[~np.isnan(values)], what)
-            for what, values in columns.items()
-        }
+        moments = dict[str, ColumnMoments]()
+        for what, values in columns.items():
+            moments[what] = ColumnMoments.of(values[~np.isnan(values)], what)
         found.append(ColumnSums(moments, {}, {}, silo=name))
     return found
 
@@ -130,13 +129,12 @@ def _other_units(told: Sequence[ColumnSums]) -> Iterator[str]:
     """Yield a line for each column of a silo that has another mean and spread, or other codes."""
     for column in told[0].moments:
         # moments of fewer values are off by chance, and one value has no spread
-        each = {
-            one.silo: one.moments[column]
-            for one in told
-            if one.moments[column].count >= 10 and one.moments[column].deviation
-        }
+        each = dict[str, ColumnMoments]()
+        for one in told:
+            if one.moments[column].count >= 10 and one.moments[column].deviation:
+                each[one.silo] = one.moments[column]
         moments = list(each.values())
-        codes = [_code(one) for one in moments]
+        codes = [*map(_code, moments)]
         shown = [f"mean {one.mean:.4g} ± {one.deviation:.3g}" for one in moments]
         distances = _distances(moments)
         if None not in codes:
@@ -153,8 +151,7 @@ def _distances(told: Sequence[ColumnMoments]) -> Numbers:
 
     It is Bhattacharyya's distance, in which means count half: silos differ by them first.
     """
-    mean = np.array([one.mean for one in told])
-    deviation = np.array([one.deviation for one in told])
+    mean, deviation = np.array([(one.mean, one.deviation) for one in told]).reshape(-1, 2).T
     variances = deviation[:, None] ** 2 + deviation**2
     # squares of what a silo tells may be 0 or infinite
     with np.errstate(all="ignore"):
@@ -182,13 +179,11 @@ def _flat_numbers(told: Sequence[ColumnSums]) -> Iterator[str]:
         each = {one.silo: one.moments[column] for one in told}
         varied = [moments for moments in each.values() if moments.deviation]
         usual = ColumnMoments.together(varied)
-        flat = {
-            silo: f"{moments.mean:.4g}"
-            for silo, moments in each.items()
-            if moments.count >= _LEAST_FLAT
-            and not moments.deviation
-            and not _rarely_else(moments, usual)
-        }
+        flat = dict[str, str]()
+        for silo, moments in each.items():
+            one_value = moments.count >= _LEAST_FLAT and not moments.deviation
+            if one_value and not _rarely_else(moments, usual):
+                flat[silo] = f"{moments.mean:.4g}"
         yield from _flat(_shown(column, told[0]), flat, len(varied))
 
 
@@ -213,7 +208,7 @@ def _flat(column: str, flat: Mapping[str, str], varied: int) -> Iterator[str]:
     Several silos with several values are such by nature, as schools for boys and for girls.
     """
     by_nature = len(flat) > 2 and len({*flat.values()}) > 1
-    if flat and len(flat) <= varied and not by_nature:
+    if not by_nature and 0 < len(flat) <= varied:
         shown = listed(f"{silo} ({value})" for silo, value in flat.items())
         yield f"{column} hardly varies at {shown}, but does at other silos"
 
@@ -231,18 +226,20 @@ def _rarely_else(flat: ColumnMoments, others: ColumnMoments) -> bool:
         return False
     share = apart / (apart + others.squares)
     # a mean is off by two standard errors by chance
-    one_sided = share * others.count >= 4
-    return one_sided and share < 0.5 and share * flat.count < 20
+    one_sided = 4 / others.count <= share < 0.5
+    return one_sided and share * flat.count < 20
 
 
 def _empty(told: Sequence[ColumnSums]) -> Iterator[str]:
     """Yield a line for each column that has values at some silos, but not at all of them."""
-    columns = {
-        name: [one.silo for one in told if not one.moments[name].count and one.missing[name]]
-        for name in told[0].missing
-    }
-    for name in told[0].categories:
-        columns[name] = [one.silo for one in told if {*one.categories[name]} == {""}]
-    for name, empty in columns.items():
-        if 0 < len(empty) < len(told):
+    silos: dict[str, list[str]] = {}
+    for one in told:
+        for name, gaps in one.missing.items():
+            if gaps and not one.moments[name].count:
+                silos.setdefault(name, []).append(one.silo)
+        for name, categories in one.categories.items():
+            if {*categories} == {""}:
+                silos.setdefault(name, []).append(one.silo)
+    for name, empty in silos.items():
+        if len(empty) < len(told):
             yield f"column {name!r} has no values, or too few, at {listed(empty)}"

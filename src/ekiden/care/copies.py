@@ -16,9 +16,11 @@ from torch.nn import functional as F
 from ekiden.care.features import has_name_of_id
 from ekiden.care.seen import (
     SeenData,
+    are_pictures,
     beyond_chance,
     chance,
     improbable,
+    repeated,
     rows_of_several,
 )
 from ekiden.core.base.errors import counted, listed
@@ -44,22 +46,21 @@ def files_of_patients(seen: SeenData) -> Iterator[str]:
     if any(raw.subject is not None or not isinstance(raw.images, list) for raw in raws):
         return
     files = Counter(split(one)[0] for raw in raws for one in raw.images if isinstance(one, Path))
-    several = {file: n for file, n in files.items() if n > 1}
+    several = repeated(files)
     if several:
         yield (
-            f"{sum(several.values()):,} images of {raws[0].source} are parts of only "
+            f"{several.total():,} images of {raws[0].source} are parts of only "
             f"{counted(len(several), 'file')}, such as {next(iter(several)).name}, so one file may "
             "be in training and in the test: name the column of patients or files by "
             "--subject-column"
         )
     # 00000013_005.png is a patient's fifth image
     begins = [re.match(r"(.*\d.*)[ _-]", file.name) for file in files]
-    counts = Counter(match[1] for match in begins if match)
-    alike = {name: n for name, n in counts.items() if n > 1}
+    alike = repeated(Counter(match[1] for match in begins if match))
     # fewer ways to begin may be days or scanners; a few files may have other names
-    if len(alike) >= 10 and sum(alike.values()) >= 0.8 * len(files):
+    if len(alike) >= 10 and alike.total() >= 0.8 * len(files):
         yield (
-            f"{sum(alike.values()):,} images of {raws[0].source} have names that begin in "
+            f"{alike.total():,} images of {raws[0].source} have names that begin in "
             f"{len(alike):,} ways, such as {next(iter(alike))}: if these are patients, list the "
             "files in a table, and name the column of patients by --subject-column, so that none "
             "is in training and in the test"
@@ -163,7 +164,7 @@ def _fine(x: Tensor, different: int) -> bool:
 def stored_again(seen: SeenData) -> Iterator[str]:
     """Say how many test images are nearly a training image, as if one was stored with losses."""
     train, test = seen.data.train.x, seen.data.test.x
-    if train.ndim != 4 or train.dtype != torch.uint8 or seen.prints is None:
+    if seen.prints is None or not are_pictures(train):
         return
     known = {*seen.prints[0]}
     rows = [k for k, own in enumerate(seen.prints[1]) if own not in known]
@@ -204,20 +205,21 @@ def several_labels(seen: SeenData) -> Iterator[str]:
     """Say how many samples are there again with another class, unless such rows are equal by
     chance.
     """
-    data = seen.data
-    x, tokens = data.train.x, data.train.x.dtype == torch.int64
-    if seen.prints is None or not isinstance(data.task, Classification) or tokens:
+    data, x = seen.data, seen.data.train.x
+    classes = isinstance(data.task, Classification) and x.dtype != torch.int64
+    if seen.prints is None or not classes:
         return
+    prints = [*chain(*seen.prints)]
     labels: dict[bytes, set[int]] = {}
-    for prints, part in zip(seen.prints, (data.train, data.test), strict=True):
-        for own, label in zip(prints, part.y.tolist(), strict=True):
-            labels.setdefault(own, set()).add(label)
+    for own, label in zip(prints, torch.cat([data.train.y, data.test.y]).tolist(), strict=True):
+        labels.setdefault(own, set()).add(label)
     several = [sorted(each) for each in labels.values() if len(each) > 1]
-    again = sum(n > 1 for n in Counter(chain(*seen.prints)).values())
+    if not several:
+        return
     # if most of those that are twice have one label, rows are coarse: equal ones are other samples
-    coarse = x.ndim == 2 and again >= 2 * len(several)
-    rows = len(data.train) + len(data.test)
-    if several and not coarse and improbable(len(several), rows * rows / 2 * chance(x)):
+    coarse = x.ndim == 2 and len(repeated(Counter(prints))) >= 2 * len(several)
+    by_chance = len(prints) ** 2 / 2 * chance(x)
+    if not coarse and improbable(len(several), by_chance):
         names = listed(repr(data.classes[k]) for k in several[0])
         is_ = "is" if len(several) == 1 else "are"
         yield (

@@ -2,22 +2,20 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ekiden.care.seen import LARGE, SeenData
+from ekiden.care.seen import LARGE, SeenData, shared_columns
 from ekiden.core.base.errors import listed
 from ekiden.core.tasks import Classification, MultiLabel, ScaledTask
 from ekiden.readers.cells import DATE, is_text
+from ekiden.readers.kinds.tables import Numbers
 
 _ID = re.compile(
     r"(^|[\W_])((id|ids|uid|uuid|guid|mrn|ssn|pid|patient|person|subject|participant|index|row|record|encounter|admission"
     r"|accession|specimen|barcode|seqn)([\W_]?(id|no|nr|num|number|code|key))?"
     r"|(pat|case|visit|study|sample|stay|fall)[\W_]?(id|no|nr|num|number|nummer|key)|patienten[\W_]?(id|nr|nummer))$"
 )
-Numbers = NDArray[np.float64]
 
 
 def has_name_of_id(name: str) -> bool:
@@ -26,23 +24,17 @@ def has_name_of_id(name: str) -> bool:
     return bool(_ID.search(parted.lower()))
 
 
-def _raw_columns(seen: SeenData) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the columns of features that all parts of a table have, as they were read."""
-    first = seen.raws[0]
-    if not first.kind.agreed or not seen.unscaled or seen.reading.feature_columns:
-        return
-    for field in first.images.schema:
-        everywhere = all(field.name in raw.images.column_names for raw in seen.raws)
-        if everywhere and DATE not in (field.metadata or {}):
-            yield field.name, [raw.images[field.name] for raw in seen.raws]
-
-
 def ids(seen: SeenData) -> Iterator[str]:
     """Name the columns of tables that look like ids."""
     import pyarrow.compute as pc
 
+    # who names the features, or has agreed on them, has thought of them
+    if seen.reading.feature_columns or not seen.unscaled:
+        return
     found = list[str]()
-    for name, columns in _raw_columns(seen):
+    for name, columns in shared_columns(seen.raws):
+        if DATE in (seen.raws[0].images.schema.field(name).metadata or {}):
+            continue
         parts = [set(pc.unique(column.drop_null()).to_pylist()) for column in columns]
         different = set().union(*parts)
         rows = sum(len(column) - column.null_count for column in columns)

@@ -1,11 +1,11 @@
-"""What readers ask of this wing; see `ekiden.readers.inspector`."""
+"""What readers ask of this wing; the functions of `ekiden.readers.inspector.Inspector`."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ekiden.care import copies, features, labels, seen, silos
+from ekiden.care import copies, features, labels, silos
 from ekiden.care.comparison import compare_sums
+from ekiden.care.seen import FEATURES, SeenData, rows_of_several
 from ekiden.care.spelling import (
     Names,
     check_classes,
@@ -16,50 +16,37 @@ from ekiden.care.spelling import (
     spelled,
 )
 from ekiden.core.base.errors import UserError, listed, tell
-from ekiden.core.data.inputs import Inputs
 from ekiden.core.data.samples import Dataset
 from ekiden.readers.columns import Reading
-from ekiden.readers.inspector import Inspector, Spelling
+from ekiden.readers.inspector import Spelling
 from ekiden.readers.moments import ColumnSums
 from ekiden.readers.undecoded import Raw
 
-
-@dataclass(frozen=True)
-class DataInspector(Inspector):
-    """Looks for all that this wing knows of."""
-
-    def names(
-        self,
-        raws: Sequence[Raw],
-        owners: Sequence[str],
-        spelling: Spelling,
-        known: Sequence[str],
-        inputs: Inputs | None,
-    ) -> list[Raw]:
-        return spelled(raws, owners, spelling, known, inputs)
-
-    def classes(self, raws: Sequence[Raw], owners: Sequence[str], spelling: Spelling) -> None:
-        check_classes(raws, owners, spelling)
-
-    def data(
-        self, made: Dataset, raws: Sequence[Raw], reading: Reading, *, unscaled: bool, given: bool
-    ) -> None:
-        found = seen.SeenData(made, raws, reading, unscaled=unscaled, given=given)
-        for rule in _RULES:
-            _tell(rule(found))
-
-    def sums(self, told: Sequence[ColumnSums], spelling: Spelling | None) -> list[ColumnSums]:
-        if spelling is None:
-            _tell(compare_sums(told))
-            return list(told)
-        told = _spelled(told, spelling)
-        _compare_classes({one.silo: one.classes for one in told}, spelling)
-        _tell(compare_sums(told))
-        _compare_rows(told)
-        return told
-
-
+names = spelled
+classes = check_classes
 _RULES = (*features.RULES, *labels.RULES, *copies.RULES, *silos.RULES)
+
+
+def data(
+    made: Dataset, raws: Sequence[Raw], reading: Reading, *, unscaled: bool, given: bool
+) -> None:
+    """Say what each rule finds in a data set."""
+    found = SeenData(made, raws, reading, unscaled=unscaled, given=given)
+    for rule in _RULES:
+        _tell(rule(found))
+
+
+def sums(told: Sequence[ColumnSums], spelling: Spelling | None) -> list[ColumnSums]:
+    """Say what differs between what silos report, and return it with one spelling of each name."""
+    if spelling is None:
+        _tell(compare_sums(told))
+        return list(told)
+    found = _spelled(told, spelling)
+    if spelling != "keep":
+        _compare_classes({one.silo: one.classes for one in found})
+    _tell(compare_sums(found))
+    _compare_rows(found)
+    return found
 
 
 def _tell(lines: Iterable[str]) -> None:
@@ -67,52 +54,37 @@ def _tell(lines: Iterable[str]) -> None:
         tell(line)
 
 
-def _compare_classes(classes: Mapping[str, Mapping[str, int]], spelling: Spelling) -> None:
+def _compare_classes(held: Mapping[str, Mapping[str, int]]) -> None:
     """Say whether a silo shares no class with the others, or shortens their names."""
-    if spelling == "keep":
-        return
-    if strange := [*filter(None, (nothing_in_common(classes), shortened(classes)))]:
+    if strange := [*filter(None, (nothing_in_common(held), shortened(held)))]:
         tell(f"{listed(strange, sign='; ')}: check that a class means the same everywhere")
 
 
 def _spelled(told: Sequence[ColumnSums], spelling: Spelling) -> list[ColumnSums]:
     """Return the sums with one spelling of each name."""
     label = Names("the label", {one.silo: one.classes for one in told})
-    columns = {
-        column: Names(f"column {column!r}", {one.silo: one.categories[column] for one in told})
-        for column in told[0].categories
-    }
+    columns = dict[str, Names]()
+    for column in told[0].categories:
+        held = {one.silo: one.categories[column] for one in told}
+        columns[column] = Names(f"column {column!r}", held)
     if not spelling:
         refuse_spellings((label, *columns.values()))
     if spelling != "keep" and (line := numbered_from_two(label.held)):
         raise UserError(f"{line}: number them alike, or take them as they are by --spelling=keep")
     if spelling != "merge":
         return list(told)
-    classes = label.instead()
-    instead = {column: names.instead() for column, names in columns.items()}
-    return [
-        replace(
-            one,
-            categories={c: _renamed(n, instead[c]) for c, n in one.categories.items()},
-            classes=_renamed(one.classes, classes),
-        )
-        for one in told
-    ]
-
-
-def _renamed(counts: Mapping[str, int], other: Mapping[str, str]) -> Mapping[str, int]:
-    found = Counter[str]()
-    for name, n in counts.items():
-        found[other.get(name, name)] += n
-    return found
+    merged = list[ColumnSums]()
+    for one in told:
+        categories = {column: columns[column].merged(one.categories[column]) for column in columns}
+        merged.append(replace(one, categories=categories, classes=label.merged(one.classes)))
+    return merged
 
 
 def _compare_rows(told: Sequence[ColumnSums]) -> None:
     """Say how many rows several silos hold, and which silos do not tell."""
     tells = {one.silo: one.rows for one in told if one.rows}
-    if len(tells) > 1 and len(told[0].missing) + len(told[0].categories) >= seen.FEATURES:
-        for line in seen.rows_of_several(tells):
-            tell(line)
+    if len(tells) > 1 and len(told[0].missing) + len(told[0].categories) >= FEATURES:
+        _tell(rows_of_several(tells))
     if len({one.secret for one in told if one.rows}) > 1:
         tell(
             f"rows of {listed(tells)} are not compared: write the same secret into [data] "

@@ -17,28 +17,20 @@ _WHOLE = re.compile(r"-?\d{1,18}")
 _MARK = re.compile(r"-?(7{2,}|8{2,}|9+)|-[78]|-100")
 
 
-def single_classes(seen: SeenData) -> Iterator[str]:
-    """Name a class that all samples have."""
+def constant_labels(seen: SeenData) -> Iterator[str]:
+    """Name a class that all samples have, or labels that all rows have or none has."""
     data = seen.data
-    if not isinstance(data.task, Classification):
+    if not isinstance(data.task, Classification | MultiLabel):
         return
     y = torch.cat([data.train.y, data.test.y])
-    if bool((y == y[0]).all()):
+    same = (y == y[0]).all(0)
+    if isinstance(data.task, Classification) and bool(same):
         yield (
             f"all labels of {seen.source} are {data.classes[int(y[0])]!r}: a model learns nothing "
             "from one class; if other silos hold others, train together with them"
         )
-
-
-def constant_labels(seen: SeenData) -> Iterator[str]:
-    """Name labels that all rows have or none has."""
-    data = seen.data
-    if not isinstance(data.task, MultiLabel):
-        return
-    y = torch.cat([data.train.y, data.test.y])
-    same = (y == y[0]).all(0).tolist()
-    flat = [repr(name) for name, constant in zip(data.classes, same, strict=True) if constant]
-    if flat:
+    if isinstance(data.task, MultiLabel) and bool(same.any()):
+        flat = [repr(data.classes[k]) for k in same.nonzero()[:, 0]]
         yield f"the label {listed(flat)} of {seen.source} is the same in all rows: leave it out"
 
 
@@ -57,14 +49,13 @@ def classes_in_test_only(seen: SeenData) -> Iterator[str]:
 def marks_of_missing(seen: SeenData) -> Iterator[str]:
     """Name classes and categories that are codes of missing values among whole numbers: -999, 99."""
     table = Table.of(seen.data.inputs)
-    named = {
-        f"category of column {column!r}": names
-        for column, names in zip(table.categorical, table.vocabularies, strict=False)
-    }
+    named = dict(zip(table.categorical, table.vocabularies, strict=False))
+    named = {f"category of column {column!r}": names for column, names in named.items()}
     if isinstance(seen.data.task, Classification):
         named["class"] = seen.data.classes
     for what, names in named.items():
-        if names and all(map(_WHOLE.fullmatch, names)) and (found := _codes_of_missing(names)):
+        whole = names and all(map(_WHOLE.fullmatch, names))
+        if whole and (found := _codes_of_missing(names)):
             yield (
                 f"{what} {listed(map(repr, found))} of {seen.raws[0].source} seems to mark missing "
                 "values: leave such rows out, or say so with --missing"
@@ -85,5 +76,5 @@ def _codes_of_missing(names: Sequence[str]) -> list[str]:
     return found
 
 
-RULES = (single_classes, constant_labels, classes_in_test_only, marks_of_missing)
+RULES = (constant_labels, classes_in_test_only, marks_of_missing)
 """each yields a line for what it finds"""

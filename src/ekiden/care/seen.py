@@ -12,10 +12,11 @@ from math import exp, log, sqrt
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ekiden.core.base.errors import counted, listed
-from ekiden.core.data.samples import Dataset
+from ekiden.core.data.samples import Dataset, Samples
 from ekiden.readers.columns import Reading
 from ekiden.readers.kinds import Inputs
 from ekiden.readers.undecoded import Raw
@@ -52,6 +53,11 @@ def chance(x: Tensor) -> float:
     return found
 
 
+def repeated(counts: Counter[Any], times: int = 1) -> Counter[Any]:
+    """Return what is counted more than so many times."""
+    return Counter({what: n for what, n in counts.items() if n > times})
+
+
 def twice(*parts: Counter[Any]) -> float:
     """Return the share of equal rows among all pairs of rows within parts."""
     every = sum(rows.total() * (rows.total() - 1) for rows in parts)
@@ -81,11 +87,10 @@ def beyond_chance(
         chance: how probable it is that two rows are equal, as far as their values tell.
         pairs: of parts that are compared.
     """
+    here, there = here.copy(), there.copy()
     # a row that is common in a part would hide all others
-    common = {row for rows in (here, there) for row, n in rows.items() if n > 2}
-    here, there = (
-        Counter({row: n for row, n in rows.items() if row not in common}) for rows in (here, there)
-    )
+    for row in (*repeated(here, 2), *repeated(there, 2)):
+        del here[row], there[row]
     equal = sum(n * there[row] for row, n in here.items())
     # by Cauchy and Schwarz, the mean of both is a bound; that of few rows is unsure
     within = max(twice(here, there), sqrt(twice(here) * twice(there)), chance)
@@ -106,24 +111,23 @@ def rows_of_several(
     for name, rows in counts.items():
         for row in rows:
             owners.setdefault(row, []).append(name)
-    found = Counter(pair for names in owners.values() for pair in combinations(names, 2))
-    pairs = [
-        (n, a, b)
-        for (a, b), n in found.most_common()
-        if beyond_chance(counts[a], counts[b], chance or 0.0, len(found))
-    ]
-    if not pairs:
+    found = Counter(chain.from_iterable(combinations(names, 2) for names in owners.values()))
+    shown = list[str]()
+    most = 0
+    for (a, b), n in found.most_common():
+        if beyond_chance(counts[a], counts[b], chance or 0.0, len(found)):
+            shown.append(
+                f"{a} and {b} {counted(n, 'row')} of {len(held[a]):,} and {len(held[b]):,}"
+            )
+            most = max(most, n)
+    if not shown:
         return
-    shown = listed(
-        f"{a} and {b} {counted(n, 'row')} of {len(held[a]):,} and {len(held[b]):,}"
-        for n, a, b in pairs
-    )
     few = ""
     # of fingerprints it is open how coarse the values are
-    if chance is None and pairs[0][0] < 10:
+    if chance is None and most < 10:
         few = ". Few may be equal by chance, if values are coarse"
     yield (
-        f"silos hold equal rows: {shown}. A row that one silo trains on may be another's test: "
+        f"silos hold equal rows: {listed(shown)}. A row that one silo trains on may be another's test: "
         f"take out what is twice{few}"
     )
 
@@ -135,6 +139,20 @@ def fingerprints(x: Tensor, inputs: Inputs, salt: bytes) -> list[bytes]:
         # one NaN, one zero
         rows = np.where(np.isnan(rows), np.nan, rows + 0.0)
     return [blake2b(row.tobytes(), digest_size=8, key=salt[:64]).digest() for row in rows]
+
+
+def are_pictures(x: Tensor) -> bool:
+    """Return whether samples (n, ...) are pictures."""
+    return x.ndim == 4 and x.dtype == torch.uint8
+
+
+def shared_columns(raws: Sequence[Raw]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the columns that all parts of a table have, each with its values in every part."""
+    if not raws[0].kind.agreed:
+        return
+    for name in raws[0].images.column_names:
+        if all(name in raw.images.column_names for raw in raws):
+            yield name, [raw.images[name] for raw in raws]
 
 
 @dataclass(frozen=True)
@@ -157,15 +175,18 @@ class SeenData:
         """Return where the samples come from, in words."""
         return "all silos" if self.data.groups else self.raws[0].source
 
+    @property
+    def both(self) -> dict[str, Samples]:
+        """Return the training part and the test part, by what messages call them."""
+        return {"the training part": self.data.train, "the test part": self.data.test}
+
     @cached_property
     def rows(self) -> dict[str, Tensor]:
         """Return which training rows each natural owner holds; none without owners."""
         group = self.data.train.group
-        return (
-            {}
-            if group is None
-            else {o: (group == k).nonzero()[:, 0] for k, o in enumerate(self.data.groups)}
-        )
+        if group is None:
+            return {}
+        return {owner: (group == k).nonzero()[:, 0] for k, owner in enumerate(self.data.groups)}
 
     @cached_property
     def compared(self) -> dict[str, Tensor]:
@@ -181,15 +202,11 @@ class SeenData:
         """Return fingerprints of all training and test samples; None if there are too many, or rows
         of one number.
         """
-        both = (self.data.train.x, self.data.test.x)
-        if (
-            sum(x.nbytes for x in both) > LARGE
-            or sum(map(len, both)) > _CROWD
-            or both[0][0].numel() < FEATURES
-        ):
+        x, test, inputs = self.data.train.x, self.data.test.x, self.data.inputs
+        many = x.nbytes + test.nbytes > LARGE or len(x) + len(test) > _CROWD
+        if many or x[0].numel() < FEATURES:
             return None
-        train, test = (fingerprints(x, self.data.inputs, b"") for x in both)
-        return train, test
+        return fingerprints(x, inputs, b""), fingerprints(test, inputs, b"")
 
     @property
     def owned(self) -> dict[str, list[bytes]]:

@@ -4,7 +4,7 @@ All samples are here, so nothing has to be told. Between machines silos tell no 
 of this could be seen.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 from typing import TypeAlias
@@ -15,16 +15,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ekiden.care.comparison import compare_sums, differing, sums_of_arrays, with_check
-from ekiden.care.seen import LOOKED_AT, ROWS, SeenData
+from ekiden.care.seen import LOOKED_AT, ROWS, SeenData, are_pictures
 from ekiden.care.spelling import numbered_from_two
 from ekiden.core.base.errors import listed
-from ekiden.core.data.samples import ClientData, Samples, Subset
+from ekiden.core.data.samples import ClientData, Subset
 from ekiden.core.models.images import SHORTEST
 from ekiden.core.tasks import Classification, MultiLabel, Segmentation, Survival
 from ekiden.readers.kinds import Table
 from ekiden.readers.kinds.arrays import LEADS
 from ekiden.readers.kinds.tables import Numbers
-from ekiden.readers.moments import told_by
+from ekiden.readers.moments import ColumnSums, told_by
 
 _MOST_CLASSES = 20
 _MOST_VALUES = 512
@@ -64,13 +64,13 @@ _CHANGES_OF_PICTURES: Mapping[str, _Change] = {
 """of mean pictures (C, H, W)"""
 
 
-def _compared(silos: Sequence[str]) -> Iterator[tuple[str, list[str], str]]:
-    """Yield each silo, the others, and the silo in words; of two it is open which one is wrong."""
-    if len(silos) == 2:
-        yield silos[0], [silos[1]], " or ".join(silos)
-    if len(silos) > 2:
-        for name in silos:
-            yield name, [n for n in silos if n != name], name
+def _compared(silos: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield the place of each silo, and its name; of two it is open which one is wrong."""
+    names = [*silos]
+    if len(names) == 2:
+        yield 0, " or ".join(names)
+    if len(names) > 2:
+        yield from enumerate(names)
 
 
 def changed(seen: SeenData) -> Iterator[str]:
@@ -82,14 +82,15 @@ def changed(seen: SeenData) -> Iterator[str]:
         *_skewness(seen),
         *_shares(seen),
     ):
-        for name, others, shown in _compared([*silos]):
-            usual = torch.stack([silos[n] for n in others]).mean(0)
+        for place, shown in _compared(silos):
+            others = [*silos.values()]
+            own = others.pop(place)
+            usual = torch.stack(others).mean(0)
             for words, (view, undo) in changes.items():
-                alike = [view(silos[n]) for n in others]
-                alike.append(view(undo(silos[name])))
-                apart = _distance(view(silos[name]), view(usual))
+                alike = (*others, undo(own))
+                near = max(_distance(view(one), view(usual)) for one in alike)
                 # three times as far as the others are, and as it would be if it was undone
-                if apart >= max(least, 3 * max(_distance(one, view(usual)) for one in alike)):
+                if _distance(view(own), view(usual)) >= max(least, 3 * near):
                     yield (
                         f"{what} of {shown} seem as if they {words}, compared with other silos: "
                         "check how they were made"
@@ -109,11 +110,10 @@ something
 
 def _mean_pictures(seen: SeenData) -> _Summaries:
     x = seen.data.train.x
-    if x.ndim == 4 and x.dtype == torch.uint8:
-        means = {
-            name: F.adaptive_avg_pool2d(x[at].double(), _SIDE).mean(0).cpu()
-            for name, at in seen.compared.items()
-        }
+    if are_pictures(x):
+        means = dict[str, Tensor]()
+        for name, at in seen.compared.items():
+            means[name] = F.adaptive_avg_pool2d(x[at].double(), _SIDE).mean(0).cpu()
         # six grey levels are seen
         yield "images", means, _CHANGES_OF_PICTURES, 6.0
 
@@ -152,16 +152,16 @@ def _shares(seen: SeenData) -> _Summaries:
             for k, label in enumerate(data.classes):
                 held[f"labels {label!r}"] = {name: each[:, k] for name, each in y.items()}
         for column, numbers in _columns(seen):
-            each = {name: torch.from_numpy(own) for name, own in numbers.items()}
-            held[f"values of column {column!r}"] = each
+            own = map(torch.from_numpy, numbers.values())
+            held[f"values of column {column!r}"] = dict(zip(numbers, own, strict=True))
     for what, each in held.items():
         values = torch.from_numpy(np.unique(torch.cat([*each.values()])))
         if not 2 <= len(values) <= _MOST_CLASSES:
             continue
-        shares = {
-            name: (own.flatten()[:, None] == values).double().sum(0) / max(own.numel(), 1)
-            for name, own in each.items()
-        }
+        shares = dict[str, Tensor]()
+        for name, one in each.items():
+            equal = torch.eq(one.flatten()[:, None], values)
+            shares[name] = equal.double().sum(0) / max(one.numel(), 1)
         words = f"are reversed, {values[0]:g} for {values[-1]:g}"
         # nearly half of all values would have to change
         yield what, shares, {words: (_as_it_is, lambda m: m.flip(0))}, 0.9 / len(values)
@@ -172,38 +172,35 @@ def swapped_labels(seen: SeenData) -> Iterator[str]:
     other way round.
     """
     data = seen.data
+    if not isinstance(data.task, Classification) or not 2 <= len(data.classes) <= _MOST_CLASSES:
+        return
     parts = _labelled_parts(seen)
-    several = 2 <= len(data.classes) <= _MOST_CLASSES
-    if not isinstance(data.task, Classification) or not several or not parts:
+    if not parts:
         return
-    values = {name: _values(part.x[at]) for name, (part, at) in parts.items()}
-    known = {name: v for name, v in values.items() if v is not None}
-    if len(known) < len(parts):
-        return
-    x = _standardised(known)
-    y = {name: part.y[at].cpu() for name, (part, at) in parts.items()}
-    squares = {name: v.T @ v for name, v in x.items()}
-    products = {name: v.T @ F.one_hot(y[name], len(data.classes)).double() for name, v in x.items()}
-    rows = sum(map(len, x.values()))
-    for name, others, shown in _compared([*parts]):
-        # a little of the identity, so that columns that depend on each other have a solution
-        ridge = 1e-3 * rows * torch.eye(x[name].shape[1], dtype=torch.float64)
-        whole = torch.stack([squares[n] for n in others]).sum(0) + ridge
-        weights = torch.linalg.solve(whole, torch.stack([products[n] for n in others]).sum(0))
-        scores = {n: (x[n] @ weights, y[n]) for n in parts}
-        there = torch.cat([x[n] for n in others]) @ weights, torch.cat([y[n] for n in others])
+    values, labels = zip(*parts.values(), strict=True)
+    x, y = _standardised(torch.cat(values)), torch.cat(labels)
+    owner = torch.arange(len(parts)).repeat_interleave(torch.tensor([*map(len, labels)]))
+    hot = F.one_hot(y, len(data.classes)).double()
+    # a little of the identity, so that columns that depend on each other have a solution
+    whole = x.T @ x + 1e-3 * len(x) * torch.eye(x.shape[1], dtype=torch.float64)
+    products = x.T @ hot
+    for place, shown in _compared(parts):
+        here = owner == place
+        own = x[here].T
+        scores = x @ torch.linalg.solve(whole - own @ x[here], products - own @ hot[here])
         swapped, lost = list[str](), list[str]()
         for a, b in combinations(range(len(data.classes)), 2):
             pair = f"{data.classes[a]!r} and {data.classes[b]!r}"
-            usual, _ = _deviations_apart(*there, a, b)
-            apart, error = _deviations_apart(*scores[name], a, b)
+            usual, _ = _deviations_apart(scores[~here], y[~here], a, b)
+            apart, error = _deviations_apart(scores[here], y[here], a, b)
             # five standard errors are not chance
             sure = 5 * error
             # half as far apart as elsewhere, with the other sign
             if apart < -usual / 2 < 0 and apart < -sure:
                 swapped.append(pair)
-            elif data.inputs.agreed and len(others) > 1 and abs(apart) <= 0.2 * usual:
-                least = min(_deviations_apart(*scores[n], a, b)[0] for n in others)
+            elif data.inputs.agreed and len(parts) > 2 and abs(apart) <= 0.2 * usual:
+                rows = [owner == k for k in range(len(parts)) if k != place]
+                least = min(_deviations_apart(scores[at], y[at], a, b)[0] for at in rows)
                 # a deviation at each other silo tells them apart for certain
                 if 0 < sure <= least and least >= 1:
                     lost.append(pair)
@@ -219,24 +216,28 @@ def swapped_labels(seen: SeenData) -> Iterator[str]:
             )
 
 
-def _labelled_parts(seen: SeenData) -> dict[str, tuple[Samples, Tensor]]:
-    """Return the silos to compare, or a given test part and training, with the rows to look at."""
+def _labelled_parts(seen: SeenData) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return vectors (n, d) and labels (n,) of the silos to compare, or of training and a given test
+    part; none of samples that are not vectors.
+    """
     data = seen.data
-    if seen.compared:
-        return {name: (data.train, at) for name, at in seen.compared.items()}
-    if not seen.given or min(len(data.train), len(data.test)) < ROWS:
-        return {}
-    both = {"the training part": data.train, "the test part": data.test}
-    return {n: (part, torch.arange(len(part))[: LOOKED_AT // 2]) for n, part in both.items()}
+    parts = {name: (data.train, at) for name, at in seen.compared.items()}
+    if not parts and seen.given and min(len(data.train), len(data.test)) >= ROWS:
+        for name, part in seen.both.items():
+            parts[name] = part, torch.arange(len(part))[: LOOKED_AT // 2]
+    found = dict[str, tuple[Tensor, Tensor]]()
+    for name, (part, at) in parts.items():
+        values = _values(part.x[at])
+        if values is not None:
+            found[name] = values, part.y[at].cpu()
+    return found
 
 
-def _standardised(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return vectors (n, d) with mean 0 and deviation 1 over all parts, and a 1 behind them."""
-    x = {name: F.pad(v, (0, 1), value=1.0) for name, v in values.items()}
-    whole = torch.cat([*x.values()])
-    mean, std = whole.mean(0), whole.std(0)
-    mean[-1], std[std == 0] = 0.0, 1.0
-    return {name: (v - mean) / std for name, v in x.items()}
+def _standardised(values: Tensor) -> Tensor:
+    """Return vectors (n, d) with mean 0 and deviation 1, and a 1 behind them."""
+    std, mean = torch.std_mean(values, 0)
+    std[std == 0] = 1.0
+    return F.pad((values - mean) / std, (0, 1), value=1.0)
 
 
 def _deviations_apart(scores: Tensor, y: Tensor, a: int, b: int) -> tuple[float, float]:
@@ -256,7 +257,7 @@ def _values(x: Tensor) -> Tensor | None:
     kinds.
     """
     x = x.cpu()
-    if x.ndim == 4 and x.dtype == torch.uint8:
+    if are_pictures(x):
         return F.adaptive_avg_pool2d(x.double(), _SIDE).flatten(1)
     if x.dtype == torch.int64 and x.ndim == 2:
         words = torch.zeros(len(x), _MOST_VALUES, dtype=torch.float64)
@@ -274,15 +275,16 @@ def other_units(seen: SeenData) -> Iterator[str]:
     """
     data = seen.data
     x = data.train.x
-    parts = {"the training part": data.train, "the test part": data.test}
     if seen.given and data.inputs.agreed and seen.unscaled:
-        held = {name: Subset(part, torch.arange(len(part))) for name, part in parts.items()}
-        clients = [ClientData(name, part, part, part) for name, part in held.items()]
-        yield from compare_sums([told_by(one, replace(data, least=1)) for one in clients])
+        told = list[ColumnSums]()
+        for name, part in seen.both.items():
+            rows = Subset(part, torch.arange(len(part)))
+            told.append(told_by(ClientData(name, rows, rows, rows), replace(data, least=1)))
+        yield from compare_sums(told)
     if data.inputs.agreed or not (x.is_floating_point() or x.dtype == torch.uint8):
         return
     if seen.given:
-        yield from compare_sums(sums_of_arrays({name: part.x for name, part in parts.items()}))
+        yield from compare_sums(sums_of_arrays({n: part.x for n, part in seen.both.items()}))
     yield from compare_sums(sums_of_arrays({name: x[at] for name, at in seen.rows.items()}))
 
 
@@ -298,18 +300,14 @@ def _columns(seen: SeenData) -> Iterator[tuple[str, dict[str, Numbers]]]:
         yield column, {name: v[~np.isnan(v)] for name, v in each.items()}
 
 
-def _steps(values: Numbers) -> Numbers:
-    return np.asarray(np.abs(values[:, None] - values))
-
-
 def shifted_codes(seen: SeenData) -> Iterator[str]:
     """Name columns of a few whole numbers that silos count from 0 and from 1."""
     found = list[str]()
     for column, each in _columns(seen):
-        values = {name: np.unique(v) for name, v in each.items()}
-        if all(0 < len(v) <= _MOST_CLASSES and (v == v.round()).all() for v in values.values()):
-            whole = {name: {str(int(one)) for one in v} for name, v in values.items()}
-            found.append(numbered_from_two(whole, f"column {column!r} is"))
+        codes = {name: [*map("{:.15g}".format, np.unique(v))] for name, v in each.items()}
+        # what has more values is counted or measured
+        if max(map(len, codes.values())) <= _MOST_CLASSES:
+            found.append(numbered_from_two(codes, f"column {column!r} is"))
     yield from with_check(filter(None, found), "use the same codes at all silos")
 
 
@@ -320,14 +318,16 @@ def other_rates(seen: SeenData) -> Iterator[str]:
     data = seen.data
     if not are_signals(data.train.x):
         return
-    kinds = range(len(data.classes) if isinstance(data.task, Classification) else 1)
+    y = data.train.y
+    if not isinstance(data.task, Classification):
+        y = torch.zeros(len(y))
+    kinds = np.unique(y.cpu()).tolist()
     rates = np.full((len(seen.compared), len(kinds)), np.nan)
     for k, at in enumerate(seen.compared.values()):
-        y = data.train.y[at] if len(kinds) > 1 else torch.zeros(len(at))
-        for kind in kinds:
-            own = at[y == kind]
+        for place, kind in enumerate(kinds):
+            own = at[y[at] == kind]
             if len(own) >= ROWS / 2:
-                rates[k, kind] = _frequency(data.train.x[own])
+                rates[k, place] = _frequency(data.train.x[own])
     steps = np.abs(rates[:, None] - rates)
     distances = np.where(np.isnan(steps), np.inf, steps).min(axis=2)
     # silos without a class in common are not compared
@@ -352,8 +352,8 @@ def foreign_embeddings(seen: SeenData) -> Iterator[str]:
     model do.
     """
     rows, x = seen.compared, seen.data.train.x
-    vectors = x.ndim == 2 and x.is_floating_point() and x.shape[1] >= SHORTEST
-    if len(rows) < 3 or not vectors or Table.of(seen.data.inputs).numeric:
+    vectors = x.ndim == 2 and x.is_floating_point() and not Table.of(seen.data.inputs).numeric
+    if len(rows) < 3 or not vectors or x.shape[1] < SHORTEST:
         return
     means = torch.stack([F.normalize(x[at].double().mean(0), dim=0) for at in rows.values()])
     cosines = (means @ means.T).cpu().numpy().clip(-1, 1)

@@ -10,12 +10,14 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import cached_property
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ekiden.care.seen import shared_columns
 from ekiden.core.base.errors import UserError, listed, tell
 from ekiden.readers.cells import is_text
 from ekiden.readers.inspector import Spelling
@@ -43,20 +45,20 @@ ALIKE = "names that differ in case, blanks, signs or leading zeros only, or mean
 
 
 def fold(name: str) -> str:
-    """Return a name without differences in case, blanks, hyphens, quotation marks and the form of
+    """Return a name without differences of case, blanks, hyphens, quotation marks and the form of
     characters.
     """
-    plain = name.translate(_SIGNS)
-    seen = "".join(
-        c for c in unicodedata.normalize("NFKC", plain) if unicodedata.category(c) != "Cf"
-    )
+    plain = unicodedata.normalize("NFKC", name.translate(_SIGNS))
+    seen = "".join(c for c in plain if unicodedata.category(c) != "Cf")
     return " ".join(re.sub(r"(?<=\w)[-_](?=\w)", " ", seen.casefold()).split())
 
 
 def folded(names: Iterable[str]) -> dict[str, str]:
     """Return what each name of a column is without differences of spelling."""
     found = {name: fold(name) for name in names}
-    return {k: _TRUTH[f] for k, f in found.items()} if set(found.values()) <= set(_TRUTH) else found
+    if set(found.values()) <= set(_TRUTH):
+        return {name: _TRUTH[key] for name, key in found.items()}
+    return found
 
 
 def bare_id(name: str) -> str:
@@ -70,14 +72,13 @@ def _keys(silos: Mapping[str, Iterable[str]], zeros: bool) -> dict[str, str]:
     """Return what each name is without differences of spelling, and without leading zeros if no
     silo has both.
     """
-    found = folded(dict.fromkeys(name for each in silos.values() for name in each))
-    bare = {name: bare_id(key) for name, key in found.items()}
-    both = any(
-        len({bare[name] for name in each}) < len({found[name] for name in each})
-        for each in silos.values()
-    )
-    if both or not zeros:
+    found = folded(dict.fromkeys(chain.from_iterable(silos.values())))
+    if not zeros:
         return found
+    bare = {name: bare_id(key) for name, key in found.items()}
+    for names in silos.values():
+        if len(set(map(bare.get, names))) < len(set(map(found.get, names))):
+            return found
     return bare
 
 
@@ -106,30 +107,36 @@ class Names:
                 found[keys[name]].append(name)
         return [names for names in found.values() if len(names) > 1]
 
+    @cached_property
     def instead(self) -> dict[str, str]:
         """Return the spelling to use for each name that is written in another way; agreed names
         stay.
         """
-        return {
-            name: first
-            for first, *others in self.alike()
-            for name in others
-            if name not in self.agreed
-        }
+        found = dict[str, str]()
+        for first, *others in self.alike():
+            found |= dict.fromkeys(set(others) - set(self.agreed), first)
+        return found
+
+    def merged(self, counts: Mapping[str, int]) -> Counter[str]:
+        """Return numbers of rows by name, with one spelling of each."""
+        found = Counter[str]()
+        for name, n in counts.items():
+            found[self.instead.get(name, name)] += n
+        return found
 
     def told(self) -> list[str]:
         """Return in words which names are alike."""
         held = {**self.held, _AGREED: self.agreed}
         lines = list[str]()
         for names in self.alike():
-            at = (f"{name!r} ({listed(s for s in held if name in held[s])})" for name in names)
+            at = [f"{name!r} ({listed(s for s in held if name in held[s])})" for name in names]
             lines.append(f"{self.what} has {' and '.join(at)}")
         return lines
 
 
 def refuse_spellings(names: Iterable[Names], *, only_tell: bool = False) -> None:
     """Refuse names that are alike, or only say that they are."""
-    pairs = [line for each in names for line in each.told()]
+    pairs = list(chain.from_iterable(map(Names.told, names)))
     if not pairs:
         return
     line = f"{listed(pairs, sign='; ')}: {ALIKE}"
@@ -147,30 +154,29 @@ _Place = tuple[str, str]
 
 def spelled(
     raws: Sequence[Raw],
-    silos: Sequence[str],
-    how: Spelling,
-    classes: Sequence[str],
-    known: Inputs | None,
+    owners: Sequence[str],
+    spelling: Spelling,
+    known: Sequence[str],
+    inputs: Inputs | None,
 ) -> list[Raw]:
     """Return all parts of a data set with one spelling of each class, category, group, domain and
     subject.
 
     Args:
         raws: the parts.
-        silos: name of the silo that holds each part; "" if the part's groups are the silos, or
+        owners: name of the silo that holds each part; "" if the part's groups are the silos, or
             there are none.
-        how: merge or keep names that are alike; "" refuses them.
-        classes: names of the classes, if they are known.
-        known: what samples become, if that is known: the categories of tables.
+        spelling: merge or keep names that are alike; "" refuses them.
+        known: names of the classes, if they are known.
+        inputs: what samples become, if that is known: the categories of tables.
     """
-    if how == "keep":
+    if spelling == "keep":
         return list(raws)
-    found = _named_places(raws, silos, classes, Table.of(known))
-    if how == "merge":
-        instead = {place: names.instead() for place, names in found.items()}
-        return [_renamed(raw, instead) for raw in raws]
+    found = _named_places(raws, owners, known, Table.of(inputs))
+    if spelling == "merge":
+        return [_renamed(raw, found) for raw in raws]
     # names of arrays of one owner are not read, so they cannot be refused
-    refuse_spellings(found.values(), only_tell=raws[0].given and not any(silos))
+    refuse_spellings(found.values(), only_tell=raws[0].given and not any(owners))
     return list(raws)
 
 
@@ -184,12 +190,14 @@ def _named_places(
     numbered = any(raw.label.ndim > 1 or raw.classes for raw in raws)
     if not numbered and any(_named(raw.label) for raw in raws):
         target = next(iter(raws[0].targets), "label")
-        held = _by_silo([raw.label.astype(np.str_).tolist() for raw in raws], raws, silos)
+        held = _by_silo(raws, silos, map(_class_names, raws))
         found["label", ""] = Names(f"the label {target!r}", held, classes, zeros)
     agreed = dict(zip(known.categorical, known.vocabularies, strict=False))
-    for column in _texts(raws):
-        held = _by_silo([raw.images[column].to_pylist() for raw in raws], raws, silos)
-        found["images", column] = Names(f"column {column!r}", held, agreed.get(column, ()), zeros)
+    for column, parts in shared_columns(raws):
+        if _are_names(parts):
+            held = _by_silo(raws, silos, [part.to_pylist() for part in parts])
+            known_here = agreed.get(column, ())
+            found["images", column] = Names(f"column {column!r}", held, known_here, zeros)
     for part in ("group", "domain", "subject"):
         if all(_named(getattr(raw, part)) for raw in raws):
             counts = {raw.source: Counter(getattr(raw, part).tolist()) for raw in raws}
@@ -202,21 +210,15 @@ def _named(values: NDArray[Any] | None) -> bool:
     return values is not None and values.dtype.kind == "U"
 
 
-def check_classes(raws: Sequence[Raw], silos: Sequence[str], how: Spelling) -> None:
+def check_classes(raws: Sequence[Raw], owners: Sequence[str], spelling: Spelling) -> None:
     """Refuse classes that some silos write in another way than the others; of arrays only say so.
 
     They are numbered from 0 and from 1, or a silo of several classes shares none with the others.
     The arguments are those of `spelled`.
     """
-    if how == "keep" or any(raw.label.ndim > 1 or raw.label.dtype.kind == "f" for raw in raws):
+    if spelling == "keep" or any(raw.label.ndim > 1 or raw.label.dtype.kind == "f" for raw in raws):
         return
-    labels = list[list[str]]()
-    for raw in raws:
-        own = raw.label
-        if raw.classes and own.dtype.kind == "i":
-            own = np.array(raw.classes)[own]
-        labels.append(own.astype(np.str_).tolist())
-    held = _by_silo(labels, raws, silos)
+    held = _by_silo(raws, owners, map(_class_names, raws))
     if short := shortened(held):
         tell(f"{short}: write classes alike")
     line = numbered_from_two(held) or nothing_in_common(held)
@@ -227,36 +229,43 @@ def check_classes(raws: Sequence[Raw], silos: Sequence[str], how: Spelling) -> N
     tell(f"{line}: check that a class means the same everywhere")
 
 
+def _class_names(raw: Raw) -> list[str]:
+    """Return the name of each sample's class; a number if it has none."""
+    own = raw.label
+    if raw.classes and own.dtype.kind == "i":
+        own = np.array(raw.classes)[own]
+    return [*map(str, own.tolist())]
+
+
 def shortened(held: Mapping[str, Collection[str]]) -> str:
     """Name an abbreviation, and the name that only silos without it have, as M and malignant; "" if
     there is none.
     """
-    owners = {
-        name: {s for s, own in held.items() if name in own} for name in set().union(*held.values())
-    }
-    short = [name for name in owners if name.isalpha() and len(name) <= _SHORT]
-    pairs = [
-        f"{name!r} (at {listed(sorted(owners[name]))}) may be {long!r} (at "
-        f"{listed(sorted(owners[long]))})"
-        for name, long in product(sorted(short), sorted(owners))
-        if len(long) > len(name) + 1
-        and fold(long).startswith(fold(name))
-        and not owners[name] & owners[long]
-    ]
-    return listed(pairs) if len(owners) <= _MANY else ""
+    owners: dict[str, set[str]] = {}
+    for silo, names in held.items():
+        for name in names:
+            owners.setdefault(name, set()).add(silo)
+    # more are hardly names of classes, and each is compared with each
+    if len(owners) > _MANY:
+        return ""
+    pairs = list[str]()
+    for name, long in product(sorted(owners), repeat=2):
+        short = name.isalpha() and len(name) <= _SHORT and len(long) > len(name) + 1
+        if short and fold(long).startswith(fold(name)) and not owners[name] & owners[long]:
+            here, there = (listed(sorted(owners[each])) for each in (name, long))
+            pairs.append(f"{name!r} (at {here}) may be {long!r} (at {there})")
+    return listed(pairs)
 
 
 def nothing_in_common(held: Mapping[str, Collection[str]], what: str = "class") -> str:
     """Name a silo of several classes (`what`) that shares none with the others; "" if there is
     none.
     """
-    owners = Counter(label for own in held.values() for label in own)
+    owners = Counter(chain.from_iterable(held.values()))
     for name, own in held.items():
         if 1 < len(own) < len(owners) and all(owners[label] == 1 for label in own):
-            here, there = (
-                listed(map(repr, sorted(each, key=natural)))
-                for each in (own, set(owners) - set(own))
-            )
+            here = listed(map(repr, sorted(own, key=natural)))
+            there = listed(map(repr, sorted(set(owners) - set(own), key=natural)))
             return f"silo {name} shares no {what} with others (it has {here}; others have {there})"
     return ""
 
@@ -267,17 +276,17 @@ def numbered_from_two(held: Mapping[str, Iterable[str]], what: str = "classes ar
 
     Nothing is said unless all labels that silos hold are whole numbers.
     """
-    names = {silo: set(own) for silo, own in held.items()}
-    if not all(re.fullmatch(r"-?\d{1,18}", name) for name in set().union(*names.values())):
+    if not all(re.fullmatch(r"-?\d{1,18}", name) for name in chain.from_iterable(held.values())):
         return ""
-    numbers = {silo: set(map(int, own)) for silo, own in names.items()}
-    every = set().union(*numbers.values())
+    numbers = {silo: set(map(int, own)) for silo, own in held.items()}
+    every = set[int]().union(*numbers.values())
     high = max(every, default=0)
     one, other = every - {high}, every - {0}
     if every == {-1, 0, 1}:
         one, other = other, every - {-1}
-    # labels may be codes of 16 digits
-    elif high < 2 or min(every) or len(every) != high + 1:
+    # not by a range: labels may be codes of 16 digits
+    without_gaps = high >= 2 and min(every) == 0 and len(every) == high + 1
+    if every != {-1, 0, 1} and not without_gaps:
         return ""
     first = [silo for silo, own in numbers.items() if one - other <= own]
     second = [silo for silo, own in numbers.items() if other - one <= own]
@@ -290,53 +299,43 @@ def numbered_from_two(held: Mapping[str, Iterable[str]], what: str = "classes ar
     )
 
 
-def _texts(raws: Sequence[Raw]) -> list[str]:
-    """Return the columns of text that all tables have, with few enough different values to be
-    names.
-    """
+def _are_names(parts: Sequence[Any]) -> bool:
+    """Return whether parts of a column hold texts, with few enough different ones to be names."""
     import pyarrow.compute as pc
 
-    if not raws[0].kind.agreed:
-        return []
-
-    def names(column: str) -> bool:
-        parts = [raw.images[column] for raw in raws if column in raw.images.column_names]
-        text = len(parts) == len(raws) and all(is_text(p.type) for p in parts)
-        return text and all(pc.count_distinct(part).as_py() <= _MANY for part in parts)
-
-    return [column for column in raws[0].images.column_names if names(column)]
+    return all(is_text(part.type) and pc.count_distinct(part).as_py() <= _MANY for part in parts)
 
 
 def _by_silo(
-    values: Sequence[Sequence[str | None]], raws: Sequence[Raw], silos: Sequence[str]
+    raws: Sequence[Raw], silos: Sequence[str], values: Iterable[Iterable[str | None]]
 ) -> dict[str, Counter[str]]:
     """Count names by the silo that writes them."""
     found: dict[str, Counter[str]] = {}
-    for names, raw, silo in zip(values, raws, silos, strict=True):
-        owners: Iterable[str] = (
-            [silo or raw.source] * len(raw) if silo or raw.group is None else map(str, raw.group)
-        )
+    for raw, silo, names in zip(raws, silos, values, strict=True):
+        owners = [silo or raw.source] * len(raw)
+        if not silo and raw.group is not None:
+            owners = [*map(str, raw.group)]
         for owner, name in zip(owners, names, strict=True):
             if name is not None:
                 found.setdefault(owner, Counter())[name] += 1
     return found
 
 
-def _renamed(raw: Raw, instead: Mapping[_Place, Mapping[str, str]]) -> Raw:
-    """Return a part with other names in some places."""
+def _renamed(raw: Raw, places: Mapping[_Place, Names]) -> Raw:
+    """Return a part with one spelling of each name in some places."""
     import pyarrow as pa
 
-    changed = dict[str, Any]()
-    table = raw.images
-    for (part, column), other in instead.items():
-        if not other:
+    for (part, column), names in places.items():
+        instead = names.instead
+        if not instead:
             continue
-        if not column:
-            names = getattr(raw, part).astype(np.str_).tolist()
-            changed[part] = np.array([other.get(name, name) for name in names])
-            continue
-        place = table.column_names.index(column)
-        names = [other.get(name, name) for name in table[column].to_pylist()]
-        field = table.schema.field(column).with_type(pa.string())
-        table = table.set_column(place, field, pa.array(names, pa.string()))
-    return replace(raw, images=table, **changed)
+        values = getattr(raw, part)
+        held = values[column].to_pylist() if column else values.astype(np.str_).tolist()
+        new = [instead.get(name, name) for name in held]
+        changed: Any = np.array(new)
+        if column:
+            place = values.column_names.index(column)
+            field = values.schema.field(column).with_type(pa.string())
+            changed = values.set_column(place, field, pa.array(new, pa.string()))
+        raw = replace(raw, **{part: changed})
+    return raw
