@@ -3,7 +3,9 @@
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -137,62 +139,117 @@ def no_extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(home))
 
 
-@pytest.fixture
-def postgres(no_extensions: None) -> Iterator[str]:
-    """A private PostgreSQL with 400 persons, on a socket in a temporary folder, and how to reach it."""
-    if not shutil.which("initdb") or not shutil.which("pg_ctl"):
-        pytest.skip("needs a PostgreSQL server: initdb and pg_ctl")
-    extension = pytest.importorskip(
-        "duckdb_extension_postgres_scanner", reason="needs DuckDB's extension postgres"
-    )
-    [file] = Path(extension.__file__).parent.rglob("*.duckdb_extension")
-    duckdb.connect().install_extension(str(file))
-    # The path of a socket has at most 107 bytes. The server refuses to run as root.
-    with TemporaryDirectory(prefix="pg", dir="/tmp") as where:
+PERSONS = (
+    "CREATE TABLE db.person AS SELECT i AS person_id, 17 + (i * 7) % 60 AS age, "
+    "CASE WHEN i % 3 = 0 THEN 'f' ELSE 'm' END AS sex, i % 5 = 0 AS died FROM range(400) t(i)"
+)
+
+
+@contextmanager
+def server_folder() -> Iterator[tuple[str, str | None]]:
+    """A short folder, as the path of a socket has at most 107 bytes, and the user of a server, which
+    refuses to run as root."""
+    with TemporaryDirectory(prefix="db", dir="/tmp") as where:
         user = None
         if os.getuid() == 0:
             user = "nobody"
             shutil.chown(where, user)
+        yield where, user
+
+
+def install(name: str) -> None:
+    """Install an extension of DuckDB from a package."""
+    package = pytest.importorskip(f"duckdb_extension_{name}", reason=f"needs DuckDB's {name}")
+    [file] = Path(package.__file__).parent.rglob("*.duckdb_extension")
+    duckdb.connect().install_extension(str(file))
+
+
+@pytest.fixture
+def postgres(no_extensions: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A private PostgreSQL with 400 persons, and how to reach it; `~/.pgpass` has the password."""
+    if not shutil.which("initdb") or not shutil.which("pg_ctl"):
+        pytest.skip("needs a PostgreSQL server: initdb and pg_ctl")
+    install("postgres_scanner")
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    passwords = Path.home() / ".pgpass"
+    passwords.write_text("*:*:*:reader:geheim\n")
+    # others' rights make the file count for nothing
+    passwords.chmod(0o600)
+    with server_folder() as (where, user):
 
         def call(*command: str) -> None:
             subprocess.run(command, check=True, cwd=where, user=user, stdout=subprocess.DEVNULL)
 
-        call("initdb", "-D", f"{where}/data", "-A", "trust", "-U", "reader", "--no-sync")
+        (Path(where) / "first").write_text("geheim\n")
+        known = ("-U", "reader", "-A", "scram-sha-256", "--pwfile", "first")
+        call("initdb", "-D", f"{where}/data", *known, "--no-sync")
         options = f"-F -c listen_addresses= -k {where}"
         call("pg_ctl", "-D", f"{where}/data", "-l", f"{where}/log", "-o", options, "-w", "start")
         try:
+            address = f"host={where} dbname=postgres user=reader"
             with duckdb.connect() as database:
-                database.execute(
-                    f"ATTACH 'host={where} dbname=postgres user=reader' AS db (TYPE postgres)"
-                )
-                database.execute(
-                    "CREATE TABLE db.person AS SELECT i AS person_id, 17 + (i * 7) % 60 AS age, "
-                    "CASE WHEN i % 3 = 0 THEN 'f' ELSE 'm' END AS sex, i % 5 = 0 AS died "
-                    "FROM range(400) t(i)"
-                )
-            yield f"host={where} dbname=postgres user=reader"
+                database.execute(f"ATTACH '{address}' AS db (TYPE postgres); {PERSONS}")
+            yield address
         finally:
             call("pg_ctl", "-D", f"{where}/data", "-m", "immediate", "-w", "stop")
 
 
+@pytest.fixture
+def mysql(no_extensions: None) -> Iterator[str]:
+    """A private MariaDB with 400 persons, and how to reach it."""
+    if not shutil.which("mariadb-install-db") or not shutil.which("mariadbd"):
+        pytest.skip("needs a MariaDB server: mariadb-install-db and mariadbd")
+    install("mysql_scanner")
+    with server_folder() as (where, user):
+        own = ("--no-defaults", f"--datadir={where}/data")
+        made = ("mariadb-install-db", *own, "--skip-test-db")
+        subprocess.run(made, check=True, cwd=where, user=user, stdout=subprocess.DEVNULL)
+        (Path(where) / "first").write_text(
+            "CREATE DATABASE omop;\nCREATE USER reader@localhost IDENTIFIED BY 'geheim';\n"
+            "GRANT ALL ON omop.* TO reader@localhost;\n"
+        )
+        options = (f"--socket={where}/s", "--skip-networking", f"--init-file={where}/first")
+        address = f"host=localhost socket={where}/s user=reader password=geheim database=omop"
+        with subprocess.Popen(("mariadbd", *own, *options), cwd=where, user=user) as server:
+            try:
+                while not Path(f"{where}/s").exists():
+                    assert server.poll() is None
+                    time.sleep(0.05)
+                with duckdb.connect() as database:
+                    database.execute(f"ATTACH '{address}' AS db (TYPE mysql); {PERSONS}")
+                yield address
+            finally:
+                server.kill()
+
+
 def test_a_silos_data_may_come_from_postgresql(folder: Path, postgres: str) -> None:
     """With the bits of the same rows in a DuckDB file."""
-    file = folder / "query.sql"
-    rows = query.rows(file)
-    attach = f"ATTACH '{postgres}' AS omop (TYPE postgres, READ_ONLY);"
-    file.write_text(attach + QUERY.partition(";")[2].replace("omop.person", "omop.public.person"))
-    assert query.rows(file) == rows
+    check_same_rows(folder, f"ATTACH '{postgres}' AS omop (TYPE postgres, READ_ONLY);", "postgres")
     dataset, _ = silo_file.read(folder / "silo.toml").unscaled()
     assert dataset.inputs.numeric == ("age",)  # type: ignore[attr-defined]
 
-    file.write_text(f"{attach} SELECT * FROM omop.public.missing")
+
+def test_a_silos_data_may_come_from_mysql(folder: Path, mysql: str) -> None:
+    """A whole number instead of yes and no: MySQL has no other."""
+    file = folder / "query.sql"
+    file.write_text(QUERY.replace("p.died", "p.died::INT AS died"))
+    check_same_rows(folder, f"ATTACH '{mysql}' AS omop (TYPE mysql, READ_ONLY);", "mysql")
+
+
+def check_same_rows(folder: Path, attach: str, kind: str) -> None:
+    """From a server and from the DuckDB file; nothing else is done at the server."""
+    file = folder / "query.sql"
+    rows, select = query.rows(file), file.read_text().partition(";")[2]
+    file.write_text(attach + select)
+    assert query.rows(file) == rows
+    file.write_text(f"{attach} SELECT * FROM omop.missing")
     with pytest.raises(UserError, match="missing"):
         query.rows(file)
-    file.write_text(f"{attach} SELECT * FROM postgres_execute('omop', 'COMMIT; DROP TABLE person')")
+    file.write_text(f"{attach} SELECT * FROM {kind}_execute('omop', 'COMMIT; DROP TABLE person')")
     with pytest.raises(UserError, match="refused"):
         query.rows(file)
-    file.write_text(f"{attach} SELECT count(*) AS n FROM omop.public.person")
-    assert query.rows(file)
+    file.write_text(attach + select)
+    assert query.rows(file) == rows
 
 
 def test_a_failed_connection_shows_no_password(folder: Path, postgres: str) -> None:
