@@ -18,7 +18,6 @@ from ekiden.clinic.subgroups import (
     Division,
     check_task,
     divisions,
-    parts,
     shift,
     table,
 )
@@ -44,8 +43,8 @@ def rows_of(ages: list[float], sexes: list[str]) -> Tensor:
 def made_table(p: Any, y: Any, group: Any, threshold: float | None = None) -> Any:
     scores = two_classes(p, y)
     counting = counting_of(scores.task, 2, full=True)
-    rows = parts(torch.arange(len(scores)), torch.tensor(group), 2)
-    numbers = [counting.count(scores.at(part)) for part in rows]
+    places = torch.tensor(group)
+    numbers = [counting.count(scores.at((places == k).nonzero().flatten())) for k in range(2)]
     whole = figures(counting.task, counting.told(counting.count(scores)), Wanted())
     return table(counting, {"sex": dict(zip(("f", "m"), numbers, strict=True))}, whole, threshold)
 

@@ -29,11 +29,10 @@ def further(test: TestSet, scores: Scores, parts: Sequence[Scores]) -> dict[str,
 
 def between_silos(test: TestSet, parts: Sequence[Scores]) -> dict[str, Any]:
     """Return how figures differ between the silos that have parts of the test samples."""
-    if len(parts) > MOST_CLIENTS_LISTED:
-        return {}
-    each = [
-        figures(test.task, CountedAnswers(_counts(part)), Wanted()) for part in parts if len(part)
-    ]
+    each = []
+    if len(parts) <= MOST_CLIENTS_LISTED:
+        for part in filter(len, parts):
+            each.append(figures(test.task, CountedAnswers(_counts(part)), Wanted()))
     return heterogeneity(each, test.task)
 
 
@@ -89,30 +88,31 @@ def subgroups_of(
     dataset, clients = test.data.dataset, test.data.clients
     subgroups.check_task(test.task)
     counting = counting_of(test.task, dataset.outputs, full=True)
-    if any(one.silos for one in by) and len(clients) > MOST_CLIENTS_LISTED:
-        raise UserError(
-            f"subgroups by silo are for {MOST_CLIENTS_LISTED} silos at most: choose another column"
-        )
-    own = [client.test.rows for client in clients]
+    own = {client.name: client.test.rows for client in clients}
     exact: dict[str, dict[str, dict[str, float]]] = {}
     counts: dict[str, dict[str, Tensor]] = {}
     for one in by:
-        # they are below
         if one.silos:
+            # every table has silos, see below
+            if len(own) > MOST_CLIENTS_LISTED:
+                raise UserError(
+                    f"subgroups by silo are for {MOST_CLIENTS_LISTED} silos at most: choose "
+                    "another column"
+                )
             continue
         names = one.names(dataset.inputs, dataset.domains)
         places = one.places(dataset.test.x, dataset.inputs, dataset.test.domain)
-        counts[one.column] = {name: torch.zeros(counting.size).long() for name in names}
-        # pairs of survival are inside clients
-        for rows in own:
-            for name, part in zip(names, subgroups.parts(rows, places, len(names)), strict=True):
-                counts[one.column][name] += counting.count(scores.at(part))
-        inside = {name: (places == g).nonzero().flatten() for g, name in enumerate(names)}
-        exact[one.column] = {
-            name: scores.metrics(rows) for name, rows in inside.items() if len(rows)
-        }
-    if 1 < len(clients) <= MOST_CLIENTS_LISTED:
-        counts["client"] = {c.name: counting.count(scores.at(c.test.rows)) for c in clients}
+        sums, metrics = {}, {}
+        for group, name in enumerate(names):
+            if len(rows := (places == group).nonzero().flatten()):
+                metrics[name] = scores.metrics(rows)
+            # pairs of survival are inside clients
+            sums[name] = torch.zeros(counting.size).long()
+            for rows in own.values():
+                sums[name] += counting.count(scores.at(rows[places[rows] == group]))
+        counts[one.column], exact[one.column] = sums, metrics
+    if 1 < len(own) <= MOST_CLIENTS_LISTED:
+        counts["client"] = {name: counting.count(scores.at(rows)) for name, rows in own.items()}
     whole = figures_of(test, scores, wanted)
     found = subgroups.table(counting, counts, whole, wanted.threshold)
     return {"subgroups": found, "groups": exact}

@@ -7,9 +7,9 @@ them.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import asinh, nan, prod
+from math import asinh, isnan, nan, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -127,11 +127,15 @@ class Counting(ABC):
         loss: sum of the losses; far: silos where the model has diverged; trained and train:
         training samples, and their labels.
         """
-        train = self.outputs
-        if train > _MOST_TRAIN or isinstance(self.task, ScaledTask):
-            train = 0
-        first = [Counted(name) for name in ("reports", "samples", "broken", "far", "trained")]
-        return (*first, Counted("loss", (2,)), Counted("train", (train,)), *self.parts())
+        first = map(Counted, ("reports", "samples", "broken", "far", "trained"))
+        return (*first, Counted("loss", (2,)), Counted("train", (self._labels,)), *self.parts())
+
+    @property
+    def _labels(self) -> int:
+        """Number of labels of training samples that are counted."""
+        if self.outputs > _MOST_TRAIN or isinstance(self.task, ScaledTask):
+            return 0
+        return self.outputs
 
     @property
     def scored(self) -> int:
@@ -148,7 +152,12 @@ class Counting(ABC):
     @property
     def size(self) -> int:
         """The length of the vector of all numbers."""
-        return sum(part.size for part in self.layout)
+        return sum(self._sizes)
+
+    @property
+    def _sizes(self) -> list[int]:
+        """How many numbers each part has."""
+        return [part.size for part in self.layout]
 
     def count(self, s: Scores, care: Care = EXACT, train: Tensor | None = None) -> Tensor:
         """Return all numbers of some samples, (size,) int64; zeros if there are too few samples.
@@ -158,26 +167,34 @@ class Counting(ABC):
             care: what is left out.
             train: labels of the training samples; None if they are not counted.
         """
-        units = self.task.units(s.y) if len(s) else None
+        units = None
+        if len(s):
+            units = self.task.units(s.y)
         if units is not None:
-            s = s.at((units > 0).nonzero().flatten())
+            # samples without a place say nothing
+            there = (units > 0).nonzero().flatten()
+            s, units = s.at(there), units[there]
         if len(s) < max(care.samples, 1):
             return torch.zeros(self.size, dtype=torch.int64)
-        loss, mean, guess = s.loss.double(), s.mean_loss(), self.task.guess(self.outputs)
-        units = self.task.units(s.y)
+        loss = s.loss.double()
         each = loss.nan_to_num(_LARGEST).clamp(-_LARGEST, _LARGEST)
         if units is not None:
             each = each * units
+        mean, guess = s.mean_loss(), self.task.guess(self.outputs)
         found = {
             "reports": torch.tensor(1),
             "samples": torch.tensor(len(s)),
-            "broken": loss.isnan().any().long(),
+            "broken": loss.isnan().any(),
             "loss": fixed(each.sum()),
-            "far": torch.tensor(int(mean != mean or mean > max(30.0, 10 * guess))),  # noqa: PLR0124  (NaN)
+            "far": torch.tensor(isnan(mean) or mean > max(30.0, 10 * guess)),
             **self._trained(care, train),
             **self.measure(s, care),
         }
-        return torch.cat([found[part.name].reshape(part.size).long() for part in self.layout])
+        return self.joined(found)
+
+    def joined(self, numbers: Mapping[str, Tensor]) -> Tensor:
+        """Return numbers by name as a vector."""
+        return torch.cat([numbers[part.name].reshape(part.size).long() for part in self.layout])
 
     def lacks(self, metric: str) -> bool:
         """Return whether this metric needs scores, and there are too many classes to count any."""
@@ -193,37 +210,36 @@ class Counting(ABC):
             raise UserError(
                 f"counts of {tuple(numbers.shape)} do not fit {self.task.kind}: refused"
             )
-        pieces = torch.split(numbers, [part.size for part in self.layout])
-        return {
-            part.name: piece.reshape(part.shape)
-            for part, piece in zip(self.layout, pieces, strict=True)
-        }
+        found = {}
+        for part, piece in zip(self.layout, torch.split(numbers, self._sizes), strict=True):
+            found[part.name] = piece.reshape(part.shape)
+        return found
 
     def told(self, numbers: Tensor) -> CountedAnswers:
         """Return what the sum of the numbers of all silos says."""
         n = {name: values.double().numpy() for name, values in self.split(numbers).items()}
-        samples = int(n["samples"])
+        samples, train = int(n["samples"]), None
+        total: float = samples
         # with noise there are no squares, and the loss is a mean over samples
-        total = float(n["places"]) if "places" in n and n["squares"].any() else samples
-        loss = nan if n["broken"] or not total else float(real(n["loss"])) / total
-        counts = self.counts(n, samples, loss) if samples else Counts(0, nan)
-        return CountedAnswers(
-            counts,
-            int(n["reports"]),
-            exact=False,
-            train=n["train"] if n["trained"] else None,
-            trained=int(n["trained"]),
-        )
+        if "places" in n and n["squares"].any():
+            total = float(n["places"])
+        loss = nan
+        if total and not n["broken"]:
+            loss = float(real(n["loss"])) / total
+        counts = Counts(0, nan)
+        if samples:
+            counts = self.counts(n, samples, loss)
+        if n["trained"]:
+            train = n["train"]
+        silos, trained = int(n["reports"]), int(n["trained"])
+        return CountedAnswers(counts, silos, exact=False, train=train, trained=trained)
 
     def _trained(self, care: Care, train: Tensor | None) -> dict[str, Tensor]:
-        size = next(part.size for part in self.layout if part.name == "train")
-        if not size or train is None:
-            return {"trained": torch.tensor(0), "train": torch.zeros(size)}
-        counts = self.task.counts(train, self.outputs).cpu()[:size]
-        return {
-            "trained": torch.tensor(len(train)),
-            "train": torch.where(counts < care.positives, 0, counts),
-        }
+        if not self._labels or train is None:
+            return {"trained": torch.tensor(0), "train": torch.zeros(self._labels)}
+        counts = self.task.counts(train, self.outputs).cpu()
+        told = torch.where(counts < care.positives, 0, counts)
+        return {"trained": torch.tensor(len(train)), "train": told}
 
 
 class Scored(Counting):
@@ -254,15 +270,9 @@ class Scored(Counting):
             most: (m,) confidence of each answer.
             right: (m,) whether it is right.
         """
-        size, columns = len(self.edges) + 1, zip(p.T, there.long().T, strict=True)
-        # none, if no label is shown
-        scores = torch.zeros(p.shape[1], 2, size, dtype=torch.int64)
-        for k, (a, b) in enumerate(columns):
-            bins = b * size + binned(a, self.edges)
-            scores[k] = torch.bincount(bins, minlength=2 * size).view(2, size)
         groups = torch.from_numpy(by_confidence(most.numpy(), right.numpy()))
         return {
-            "scores": scores,
+            "scores": in_bins(p, there, self.edges),
             "brier": fixed((p - there.double()).square().sum()),
             "groups": groups[:2],
             "confidence": fixed(groups[2]),
@@ -320,8 +330,7 @@ class OfClasses(Scored):
             found |= zip(BY_CLASS, map(torch.from_numpy, by_class(s)), strict=True)
         if not self.scored:
             return found
-        p = s.answers.double().nan_to_num(0)
-        there = torch.nn.functional.one_hot(s.y, self.outputs) > 0
+        p, there = probabilities(s)
         most, answer = p.max(1)
         # of all classes, or the second of two
         shown = slice(self.outputs - self.scored, None)
@@ -334,10 +343,11 @@ class OfClasses(Scored):
         if len(ranked) == 1:
             ranked = (ranked[0].mirrored(), ranked[0])
         total = float(of_classes[1].sum())
-        brier = squares / total if total else nan
-        return ClassCounts(
-            samples, loss, float(n["right"]) / samples, *of_classes, ranked, groups, brier
-        )
+        brier = nan
+        if total:
+            brier = squares / total
+        accuracy = float(n["right"]) / samples
+        return ClassCounts(samples, loss, accuracy, *of_classes, ranked, groups, brier)
 
 
 class OfLabels(Scored):
@@ -351,10 +361,11 @@ class OfLabels(Scored):
         return [Counted("tables", (self.outputs, 2, 2)), *self.of_scores()]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
-        there, p = s.y > 0.5, s.answers.double().nan_to_num(0)
+        p, there = probabilities(s)
         answer = p >= 0.5
-        pairs = zip(there.long().T, answer.long().T, strict=True)
-        tables = torch.stack([torch.bincount(2 * a + b, minlength=4).view(2, 2) for a, b in pairs])
+        # four cells for each label
+        cells = 4 * torch.arange(self.outputs) + 2 * there + answer
+        tables = torch.bincount(cells.flatten(), minlength=4 * self.outputs).view(-1, 2, 2)
         shown = tables.sum(2).amin(1) >= care.positives
         # without a least number, labels of no sample are counted, too
         if care.positives == 1:
@@ -402,9 +413,7 @@ class OfNumbers(Counting):
         return [Counted("lost", (2,)), *sums, Counted("moments", (self.outputs, 5, 2))]
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
-        mean, std = torch.tensor([self.regression.mean, self.regression.std], dtype=torch.float64)
-        y = (s.y.double().view(s.answers.shape) - mean) / std
-        errors = (s.answers.double() - mean) / std - y
+        errors, y = standardised(s, self.regression)
         e2, y2 = errors.square(), y.square()
         values = [errors.abs(), e2, y, y2, e2.square(), e2 * y, e2 * y2, y2 * y, y2.square()]
         # (K, 9)
@@ -491,25 +500,20 @@ class OfPlaces(Counting):
         if self.tabled:
             found["table"] = confusion(s)
         c = PlaceCounts.of(s, spread=True)
-        return found | {
-            "squares": torch.from_numpy(c.squares),
-            "overlaps": torch.from_numpy(c.overlaps),
-        }
+        found["squares"] = torch.from_numpy(c.squares)
+        found["overlaps"] = torch.from_numpy(c.overlaps)
+        return found
 
     def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> PlaceCounts:
         places = float(n["places"])
-        accuracy = float(n["right"]) / places if places else nan
+        accuracy, squares = nan, n["squares"]
+        if places:
+            accuracy = float(n["right"]) / places
         # with noise there are none
-        squares = n["squares"] if n["squares"].any() else NONE
-        return PlaceCounts(
-            samples,
-            loss,
-            accuracy,
-            *_of_classes(n),
-            places=places,
-            squares=squares,
-            overlaps=n.get("overlaps", NONE),
-        )
+        if not squares.any():
+            squares = NONE
+        found = PlaceCounts(samples, loss, accuracy, *_of_classes(n), places=places)
+        return replace(found, squares=squares, overlaps=n.get("overlaps", NONE))
 
 
 def _of_classes(n: Mapping[str, Floats]) -> tuple[Floats, Floats, Floats, Floats | None]:
@@ -557,8 +561,34 @@ def middles(inner: Tensor) -> Floats:
 
 
 def binned(p: Tensor, inner: Tensor) -> Tensor:
-    """Return the bin (n,) of each probability."""
-    return torch.bucketize(torch.logit(p.double()), inner, right=True)
+    """Return the bin of each probability."""
+    return torch.bucketize(torch.logit(p.double()).contiguous(), inner, right=True)
+
+
+def in_bins(p: Tensor, there: Tensor, inner: Tensor) -> Tensor:
+    """Count samples without and with each class or label by the bin of its probability, (C, 2,
+    bins), from probabilities (n, C) and whether samples have it (n, C).
+    """
+    classes, bins = p.shape[1], len(inner) + 1
+    rows = 2 * torch.arange(classes) + there
+    places = rows * bins + binned(p, inner)
+    return torch.bincount(places.flatten(), minlength=2 * classes * bins).view(classes, 2, bins)
+
+
+def probabilities(s: Scores) -> tuple[Tensor, Tensor]:
+    """Return the probability (n, K) of each class or label, and whether samples have it."""
+    there = s.y > 0.5
+    # one class each, not labels
+    if s.y.ndim == 1:
+        there = torch.nn.functional.one_hot(s.y, s.outputs) > 0
+    return s.answers.double().nan_to_num(0), there
+
+
+def standardised(s: Scores, task: Regression) -> tuple[Tensor, Tensor]:
+    """Return errors and targets (n, K) in the standard deviations of training."""
+    mean, std = torch.tensor([task.mean, task.std], dtype=torch.float64)
+    y = (s.y.double().view(s.answers.shape) - mean) / std
+    return (s.answers.double() - mean) / std - y, y
 
 
 def fixed(totals: Tensor) -> Tensor:

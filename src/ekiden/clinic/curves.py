@@ -2,7 +2,7 @@
 agreed times.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,28 +42,34 @@ class Curve:
     def of(told: Followed) -> "Curve":
         """Return the curve that follows from counts."""
         n, d = told.exposed, np.array(told.events, dtype=float)
+        survival = _product_limit(n, d)
+        # of the rows last seen between two times half are exposed; at most all or none of them are
         half = told.at_risk - n
+        least, most = _product_limit(n - half, d), _product_limit(n + half, d)
+        error = np.maximum(survival - least, most - survival)
         with np.errstate(divide="ignore", invalid="ignore"):
-            least, survival, most = (
-                np.where(d > 0, 1 - d / (n + by), 1).cumprod() for by in (-half, 0, half)
-            )
-            spread = Z * np.sqrt(np.where(d > 0, d / (n * (n - d)), 0).cumsum()) / np.log(survival)
-            low, high = (
-                np.where((survival > 0) & (survival < 1), survival ** np.exp(s * spread), survival)
-                for s in (-1, 1)
-            )
+            greenwood = np.where(d > 0, d / (n * (n - d)), 0).cumsum()
+            spread = Z * np.sqrt(greenwood) / np.log(survival)
+            inside = (survival > 0) & (survival < 1)
+            low = np.where(inside, survival ** np.exp(-spread), survival)
+            high = np.where(inside, survival ** np.exp(spread), survival)
+        estimates = np.stack([survival, low, high])
         quartiles = {}
         for name, left in _SHARES.items():
-            found, first, last = (_first(told.times, one, left) for one in (survival, low, high))
+            found, first, last = (_first(told.times, one <= left) for one in estimates)
             quartiles[name] = found, first, last
-        error = np.maximum(survival - least, most - survival)
-        at_risk, events = (tuple(map(int, one)) for one in (told.at_risk, d))
-        middle, lower, upper, off = (tuple(map(float, one)) for one in (survival, low, high, error))
-        return Curve(told.times, at_risk, events, middle, lower, upper, off, quartiles)
+        at_risk = tuple(map(int, told.at_risk))
+        survived, lower, upper, off = map(tuple, [*estimates.tolist(), error.tolist()])
+        return Curve(told.times, at_risk, told.events, survived, lower, upper, off, quartiles)
 
 
-def _first(times: Sequence[float], survival: Numbers, left: float) -> float | None:
-    reached = survival <= left
+def _product_limit(exposed: Numbers, events: Numbers) -> Numbers:
+    """Return the share that has not had the event after each time."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(events > 0, 1 - events / exposed, 1).cumprod()
+
+
+def _first(times: Sequence[float], reached: Numbers) -> float | None:
     if not reached.any():
         return None
     return times[int(reached.argmax())]
@@ -94,19 +100,14 @@ def compared(name: str, silos: Mapping[str, Followed]) -> Compared:
     if not common:
         raise UserError(f"no time of {name} has enough rows at all silos: choose fewer times")
     each = [one.only(common) for one in silos.values()]
-
-    def total(counts: Iterable[Sequence[int]]) -> tuple[int, ...]:
-        return tuple(map(sum, zip(*counts, strict=True)))
-
-    whole = Followed(
-        tuple(common),
-        total(one.events for one in each),
-        total(one.before for one in each),
-        total(one.at for one in each),
-        sum(one.later for one in each),
-    )
-    curves = {key: Curve.of(one) for key, one in ({ALL: whole} | dict(silos)).items()}
-    happened = np.array([one.events for one in each], dtype=float)
+    # events and rows last seen before and at the times, (silos, 3, times)
+    counts = np.array([(one.events, one.before, one.at) for one in each])
+    events, before, at = map(tuple, counts.sum(0).tolist())
+    whole = Followed(tuple(common), events, before, at, sum(one.later for one in each))
+    curves = {ALL: Curve.of(whole)}
+    for silo, told in silos.items():
+        curves[silo] = Curve.of(told)
+    happened = counts[:, 0].astype(float)
     exposed = np.stack([one.exposed for one in each])
     statistic = _log_rank(exposed, happened)
     if statistic is None:

@@ -2,9 +2,8 @@
 be off.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan, sqrt
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from ekiden.clinic import ranked as ranks
 from ekiden.clinic.ranked import Decision, Interval, Threshold, Wanted, Z, wilson
+from ekiden.core.base.checks import plain
 from ekiden.core.tasks import Task
 from ekiden.core.tasks.counts import (
     ClassCounts,
@@ -78,8 +78,8 @@ class Figures:
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as plain values, as a file has them, without those that are empty."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return {name: value for name, value in found.items() if value not in ([], {}, None, False)}
+        found = plain(self).items()
+        return {name: value for name, value in found if value not in ([], {}, None, False)}
 
 
 def figures(task: Task, told: CountedAnswers, wanted: Wanted | None = None) -> Figures:
@@ -90,7 +90,10 @@ def figures(task: Task, told: CountedAnswers, wanted: Wanted | None = None) -> F
     if not c.samples:
         return Figures(0, told.silos)
     values = {"loss": c.loss, **{metric.name: metric.counted(c) for metric in task.metrics}}
-    each = {metric.name: metric.each(c) for metric in task.metrics if metric.each is not None}
+    each = {}
+    for metric in task.metrics:
+        if metric.each is not None:
+            each[metric.name] = metric.each(c)
     found = Figures(
         c.samples,
         told.silos,
@@ -105,7 +108,8 @@ def figures(task: Task, told: CountedAnswers, wanted: Wanted | None = None) -> F
     if wanted is None:
         return found
     ends = _intervals(c, values).items()
-    found = replace(found, intervals={name: one for name, one in ends if not isnan(one[0])})
+    known = {name: interval for name, interval in ends if not isnan(interval[0])}
+    found = replace(found, intervals=known)
     if isinstance(c, ClassCounts) and c.second:
         return two_class_figures(found, c.second, wanted)
     return found
@@ -113,16 +117,23 @@ def figures(task: Task, told: CountedAnswers, wanted: Wanted | None = None) -> F
 
 def two_class_figures(found: Figures, second: Ranked, wanted: Wanted) -> Figures:
     """Return figures with those that follow from the probability of the second of two classes."""
-    calibration = ranks.calibration(second)
-    lines = {name: ranks.recalibrated(second, shift=name == "platt") for name in RECALIBRATIONS}
+    values, intervals = dict(found.values), dict(found.intervals)
+    for name, (value, ends) in ranks.calibration(second).items():
+        values[name] = value
+        intervals[name] = ends
+    recalibration = {}
+    for name in RECALIBRATIONS:
+        line = ranks.recalibrated(second, shift=name == "platt")
+        if line:
+            recalibration[name] = line
     return replace(
         found,
-        values={**found.values, **{name: value for name, (value, _) in calibration.items()}},
-        intervals={**found.intervals, **{name: ends for name, (_, ends) in calibration.items()}},
+        values=values,
+        intervals=intervals,
         thresholds=ranks.thresholds(second, wanted),
         decisions=ranks.decisions(second),
         calibration=ranks.curve(second),
-        recalibration={name: line for name, line in lines.items() if line},
+        recalibration=recalibration,
     )
 
 
@@ -157,7 +168,9 @@ def class_intervals(c: ClassCounts, values: Mapping[str, float]) -> dict[str, In
     # as estimated variances have it
     fewer = np.maximum(c.labels[known] - 1, 1)
     spread = sqrt(float((shares * (1 - shares) / fewer).sum())) / max(known.sum(), 1)
-    rarest = float(c.labels[known].min()) if known.any() else nan
+    rarest = nan
+    if known.any():
+        rarest = float(c.labels[known].min())
     return {
         "accuracy": wilson(values["accuracy"] * c.samples, c.samples),
         "balanced_accuracy": _around(values["balanced_accuracy"], spread, rarest),
@@ -200,7 +213,7 @@ def ranking_intervals(c: ClassCounts, values: Mapping[str, float]) -> dict[str, 
     known = [one for one in c.ranked if one.both]
     if not known:
         return {}
-    errors = [ranks.brier_error(one) for one in c.ranked]
+    errors = list(map(ranks.brier_error, c.ranked))
     if (two := c.second) is not None:
         positives = float(two.high.sum())
         return {
@@ -208,15 +221,14 @@ def ranking_intervals(c: ClassCounts, values: Mapping[str, float]) -> dict[str, 
             "average_precision": wilson(values["average_precision"] * positives, positives),
             "brier": _around(values["brier"], errors[1], c.samples),
         }
-    rarest = min(float(min(one.low.sum(), one.high.sum())) for one in known)
-    # over classes
-    summed = not isinstance(c, LabelCounts)
-    spread = errors
-    if summed:
-        spread = [sum(errors)]
+    rarest, of_areas = min(map(ranks.rarer, known)), list(map(ranks.area_error, known))
+    most = 1.0
+    # over classes it is a sum
+    if not isinstance(c, LabelCounts):
+        errors, most = [sum(errors)], 2.0
     return {
-        "auroc": _around(values["auroc"], [ranks.area_error(one) for one in known], rarest),
-        "brier": _around(values["brier"], spread, c.samples, 0.0, 1.0 + summed),
+        "auroc": _around(values["auroc"], of_areas, rarest),
+        "brier": _around(values["brier"], errors, c.samples, most=most),
     }
 
 
@@ -297,13 +309,14 @@ def _errors(c: Counts) -> dict[str, float]:
     """Return how far values from bins can be from those of the scores themselves."""
     if not isinstance(c, ClassCounts) or all(one.exact for one in c.ranked):
         return {}
-    precisions = [one.average_precision()[1] for one in c.ranked]
-    return _defined(
-        {
-            "auroc": mean([one.auroc()[1] for one in c.ranked]),
-            "average_precision": precisions[1] if c.second else mean(precisions),
-        }
-    )
+    areas, precisions = [], []
+    for one in c.ranked:
+        areas.append(one.auroc()[1])
+        precisions.append(one.average_precision()[1])
+    # of two classes, that of the second
+    if c.second:
+        precisions = precisions[1:]
+    return _defined({"auroc": mean(areas), "average_precision": mean(precisions)})
 
 
 def _prevalence(c: Counts) -> tuple[float, ...]:
@@ -323,13 +336,16 @@ def _majority(told: CountedAnswers) -> float | None:
     if isinstance(c, LabelCounts):
         right = np.where(train >= 0.5 * told.trained, c.labels, c.without[0])
         return float(right.sum() / (c.labels + c.without[0]).sum())
-    return float(c.labels[train.argmax()] / (c.places if isinstance(c, PlaceCounts) else c.samples))
+    units: float = c.samples
+    if isinstance(c, PlaceCounts):
+        units = c.places
+    return float(c.labels[train.argmax()] / units)
 
 
 def _confusion(c: Counts) -> tuple[tuple[int, ...], ...]:
     if not isinstance(c, ClassCounts) or c.table is None:
         return ()
-    return tuple(tuple(map(int, row)) for row in c.table[:, :-1])
+    return tuple(map(tuple, c.table[:, :-1].astype(int).tolist()))
 
 
 def _rows(each: Mapping[str, Floats]) -> tuple[Mapping[str, float], ...]:

@@ -1,12 +1,14 @@
 """How a model's figures differ between silos: their random-effects mean, and what a new silo may see."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import starmap
 from math import sqrt
 from typing import Any, NamedTuple
 
 from ekiden.clinic.figures import Figures
 from ekiden.clinic.ranked import Interval, Z
+from ekiden.core.base.checks import plain
 from ekiden.core.tasks import Task
 
 # silos: sums of fewer show about what each of them has
@@ -69,25 +71,32 @@ def between(sums: Weighed, each: Sequence[tuple[float, float]] = ()) -> Between:
     variance = sums.variance
     mean, squared = sums.wx / sums.w, 1 / sums.w + variance * sums.ww / sums.w**2
     if each:
-        weights = [1 / (error**2 + variance) for _, error in each]
-        squared = 1 / sum(weights)
-        mean = squared * sum(w * value for w, (value, _) in zip(weights, each, strict=True))
+        weights, weighted = 0.0, 0.0
+        for value, error in each:
+            weight = 1 / (error**2 + variance)
+            weights += weight
+            weighted += weight * value
+        squared = 1 / weights
+        mean = squared * weighted
     reach = Z * sqrt(squared)
     far = float(stdtrit(sums.silos - 2, 0.975)) * sqrt(variance + squared)
-    ends = (mean - reach, mean + reach), (mean - far, mean + far)
-    return Between(int(sums.silos), mean, ends[0], sqrt(variance), ends[1])
+    interval, prediction = (mean - reach, mean + reach), (mean - far, mean + far)
+    return Between(int(sums.silos), mean, interval, sqrt(variance), prediction)
 
 
 def errors_of(found: Figures, task: Task) -> dict[str, tuple[float, float]]:
     """Return value and standard error of each metric that has an interval."""
-    known = {metric.name for metric in task.metrics} & found.intervals.keys()
-    halves = {name: found.intervals[name][1] - found.intervals[name][0] for name in known}
-    return {name: (found.values[name], halves[name] / (2 * Z)) for name in known if halves[name]}
+    errors = {}
+    for metric in task.metrics:
+        low, high = found.intervals.get(metric.name, (0.0, 0.0))
+        if high != low:
+            errors[metric.name] = found.values[metric.name], (high - low) / (2 * Z)
+    return errors
 
 
 def total(parts: Sequence[Weighed]) -> Weighed:
     """Return the sums of all parts."""
-    return Weighed(*(sum(column) for column in zip(*parts, strict=True)))
+    return Weighed(*map(sum, zip(*parts, strict=True)))
 
 
 def heterogeneity(each: Sequence[Figures], task: Task) -> dict[str, Any]:
@@ -97,13 +106,6 @@ def heterogeneity(each: Sequence[Figures], task: Task) -> dict[str, Any]:
     for metric in task.metrics:
         values = [one[metric.name] for one in silos if metric.name in one]
         if len(values) >= FEWEST:
-            found[metric.name] = between(total([Weighed.of(*one) for one in values]), values)
-    return plain(found)
-
-
-def plain(found: Mapping[str, Between]) -> dict[str, Any]:
-    """Return what follows for each figure as a row of metrics has it."""
-    return {
-        name: {**asdict(one), "interval": [*one.interval], "prediction": [*one.prediction]}
-        for name, one in found.items()
-    }
+            sums = total(list(starmap(Weighed.of, values)))
+            found[metric.name] = plain(between(sums, values))
+    return found

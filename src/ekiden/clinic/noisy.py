@@ -15,9 +15,11 @@ https://arxiv.org/abs/2510.04979.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +33,9 @@ from ekiden.clinic.counting import (
     Counting,
     binned,
     fixed,
+    in_bins,
+    probabilities,
+    standardised,
 )
 from ekiden.clinic.figures import Figures, figures
 from ekiden.clinic.ranked import Interval, Wanted, Z
@@ -165,7 +170,10 @@ class Noisy(Exact):
         if self.whole and len(s) < max(least, 1):
             return torch.zeros(self.size, dtype=torch.int64)
         exact = self._bounded(s)
-        told = [torch.tensor([1, len(s) if self.whole else 0])]
+        samples = 0
+        if self.whole:
+            samples = len(s)
+        told = [torch.tensor([1, samples])]
         for part in self.parts:
             numbers = (exact[part.name].double() * GRID).round().reshape(-1, *part.shape[-1:])
             if part.tree:
@@ -189,26 +197,21 @@ class Noisy(Exact):
                 return found | _of_numbers(s, task)
             case Survival():
                 # A sample is in fewer than n pairs; n, too, is one less without it.
-                ordered, comparable = (one.sum() // 2 / max(len(s), 1) for one in pairs(s))
-                return found | {"ordered": ordered, "comparable": comparable}
+                both = torch.stack(pairs(s)).sum(1) // 2 / max(len(s), 1)
+                return found | {"ordered": both[0], "comparable": both[1]}
         return found | self._of_places(s)
 
     def _of_classes(self, s: Scores) -> dict[str, Tensor]:
         """Return the counts of classes or labels, with scores in few bins."""
         found = self.counting.measure(s, EXACT)
         if "hits" in found:
-            found["each"] = torch.stack([found[name] for name in BY_CLASS])
+            found["each"] = torch.stack(itemgetter(*BY_CLASS)(found))
         if not self.counting.scored:
             return found
-        p = s.answers.double().nan_to_num(0)
-        there = s.y > 0.5
-        # one class each, not labels
-        if s.y.ndim == 1:
-            there = s.y[:, None] == torch.arange(p.shape[1])
+        p, there = probabilities(s)
         # of all, or of two classes the second
         shown = slice(p.shape[1] - self.counting.scored, None)
-        columns = zip(p.T[shown], there.T[shown], strict=True)
-        return found | {"scores": torch.stack([_binned(*column) for column in columns])}
+        return found | {"scores": in_bins(p[:, shown], there[:, shown], _edges())}
 
     def _of_places(self, s: Scores) -> dict[str, Tensor]:
         """Return the counts of places, as shares of a sample with at most `places` of them."""
@@ -231,9 +234,10 @@ class Noisy(Exact):
         if told.dtype != torch.int64 or told.shape != (self.size,):
             raise UserError(f"counts of {tuple(told.shape)} do not fit: refused")
         first, *pieces = torch.split(told, [2, *(part.size for part in self.parts)])
-        pairs_ = zip(self.parts, pieces, strict=True)
-        found = {part.name: (one.double() / GRID).view(part.shape).numpy() for part, one in pairs_}
         silos, samples = first.tolist()
+        found = {}
+        for part, numbers in zip(self.parts, pieces, strict=True):
+            found[part.name] = (numbers.double() / GRID).view(part.shape).numpy()
         if not self.whole:
             samples = max(round(float(found["samples"])), 0)
         return silos, samples, found
@@ -256,24 +260,25 @@ class Noisy(Exact):
         whole = replace(whole, errors={})
         if wanted is None:
             return whole
-        draw, others = np.random.default_rng(0), list[Mapping[str, float]]()
+        draw = np.random.default_rng(0)
+        squares = defaultdict[str, list[float]](list)
         for _ in range(_REDRAWN):
-            again = {
-                part.name: found[part.name] + self._drawn(part, silos, draw) for part in self.parts
-            }
+            again = {}
+            for part in self.parts:
+                again[part.name] = found[part.name] + self._drawn(part, silos, draw)
             counts = self.counting.told(self._filled(silos, samples, again))
-            others.append(figures(self.counting.task, counts, wanted).values)
-        moved = dict[str, float]()
-        for name, value in whole.values.items():
-            apart = [(one[name] - value) ** 2 for one in others if name in one]
-            if apart:
-                moved[name] = math.sqrt(sum(apart) / len(apart))
+            for name, value in figures(self.counting.task, counts, wanted).values.items():
+                if name in whole.values:
+                    squares[name].append((value - whole.values[name]) ** 2)
+        moved = {}
+        for name in whole.values:
+            if each := squares[name]:
+                moved[name] = math.sqrt(sum(each) / len(each))
         limits = {one.name: (one.least, one.most) for one in self.counting.task.metrics}
-        ends = {
-            name: _wider(whole.values[name], at, moved[name], limits.get(name, _ANY))
-            for name, at in whole.intervals.items()
-            if name in moved
-        }
+        ends = {}
+        for name, at in whole.intervals.items():
+            if name in moved:
+                ends[name] = _wider(whole.values[name], at, moved[name], limits.get(name, _ANY))
         thresholds = tuple(replace(one, intervals={}) for one in whole.thresholds)
         return replace(whole, intervals=ends, thresholds=thresholds, noise=moved)
 
@@ -287,7 +292,7 @@ class Noisy(Exact):
 
     def _filled(self, silos: int, samples: int, found: Mapping[str, Array]) -> Tensor:
         """Return counts that answers can have and are near to noisy numbers."""
-        n, layout = float(samples), self.counting.layout
+        n = float(samples)
         likely: dict[str, Any] = {"reports": silos, "samples": samples}
         loss = float(np.clip(found["loss"], -MOST_LOSS * n, MOST_LOSS * n))
         likely |= {"loss": fixed(torch.tensor(loss)), "far": silos * (loss > _FAR * n)}
@@ -297,11 +302,14 @@ class Noisy(Exact):
                 if "table" in found:
                     likely["table"] = _rounded(_nearest(found["table"], n))
                 else:
-                    hits, labels, answers = (_rounded(_nearest(one, None)) for one in found["each"])
-                    hits = np.minimum(hits, np.minimum(labels, answers))
-                    likely |= {"hits": hits, "labels": labels, "answers": answers}
+                    likely |= zip(
+                        BY_CLASS, map(_rounded, np.maximum(found["each"], 0)), strict=True
+                    )
+                    most = np.minimum(likely["labels"], likely["answers"])
+                    likely["hits"] = np.minimum(likely["hits"], most)
             case MultiLabel():
-                likely["tables"] = np.stack([_rounded(_nearest(one, n)) for one in found["tables"]])
+                tables = [_rounded(_nearest(one, n)) for one in found["tables"]]
+                likely["tables"] = np.stack(tables)
             case Regression():
                 likely |= _of_normal({name: found[name] / max(n, 1.0) for name in POWERS}, n)
             case Survival():
@@ -313,12 +321,12 @@ class Noisy(Exact):
                 if "table" in found:
                     likely["table"] = _rounded(_nearest(found["table"] * self.places, places))
         likely |= self._likely_scores(found, n)
-        filled = {part.name: torch.zeros(part.shape, dtype=torch.float64) for part in layout}
-        for name, numbers in likely.items():
-            if name in filled:
-                filled[name] = torch.as_tensor(numbers, dtype=torch.float64)
-        whole = [filled[part.name].reshape(part.size).round().long() for part in layout]
-        return torch.cat(whole)
+        whole = {}
+        for part in self.counting.layout:
+            # what silos do not tell with noise is 0
+            numbers = likely.get(part.name, torch.zeros(part.shape))
+            whole[part.name] = torch.as_tensor(numbers, dtype=torch.float64).round()
+        return self.counting.joined(whole)
 
     def _likely_scores(self, found: Mapping[str, Array], n: float) -> dict[str, Any]:
         """Return counts of scores that are near to noisy ones; none without scores."""
@@ -347,12 +355,11 @@ class Noisy(Exact):
 
 def _of_numbers(s: Scores, task: Regression) -> dict[str, Tensor]:
     """Return sums of powers of errors and targets, in standard deviations and cut off."""
-    centre, scale = torch.tensor([task.mean, task.std], dtype=torch.float64)
-    y = (s.y.double().view(s.answers.shape) - centre) / scale
-    errors = ((s.answers.double() - centre) / scale - y).nan_to_num(_REACH)
-    errors, y = errors.clamp(-_REACH, _REACH), y.clamp(-_REACH, _REACH)
-    values = (errors.abs(), errors.square(), y, y.square())
-    sums = [((one * GRID).round() / GRID).sum(0) for one in values]
+    errors, y = standardised(s, task)
+    errors = errors.nan_to_num(_REACH).clamp(-_REACH, _REACH)
+    y = y.clamp(-_REACH, _REACH)
+    values = torch.stack([errors.abs(), errors.square(), y, y.square()])
+    sums = ((values * GRID).round() / GRID).sum(1)
     return dict(zip(POWERS, sums, strict=True))
 
 
@@ -375,22 +382,19 @@ def _by_confidence(rows: Array) -> Array:
     p, yes = _middles(), _middles() >= 0.5
     group = np.clip(np.ceil(np.maximum(p, 1 - p) * GROUPS), 1, GROUPS).astype(int) - 1
     low, high = rows.reshape(-1, 2, _BINS).sum(0)
-    both = (low + high, np.where(yes, high, low))
-    return np.stack([np.bincount(group, one, GROUPS) for one in both])
-
-
-def _binned(p: Tensor, rows: Tensor) -> Tensor:
-    """Count samples by row (0 or 1) and bin of their score, (2, bins)."""
-    at = rows.long() * _BINS + binned(p, _edges())
-    return torch.bincount(at, minlength=2 * _BINS).view(2, _BINS)
+    samples = np.bincount(group, low + high, GROUPS)
+    right = np.bincount(group, np.where(yes, high, low), GROUPS)
+    return np.stack([samples, right])
 
 
 @lru_cache
 def _tree(bins: int) -> Array:
     """Return which of `bins` bins are below each node of a binary tree, (nodes, bins)."""
-    widths = [bins >> level for level in range(bins.bit_length())]
-    nodes = [np.kron(np.eye(bins // width), np.ones((1, width))) for width in widths]
-    return np.asarray(np.concatenate(nodes))
+    levels = []
+    for level in range(bins.bit_length()):
+        nodes = np.eye(bins >> level)
+        levels.append(np.repeat(nodes, 1 << level, axis=1))
+    return np.concatenate(levels[::-1])
 
 
 @lru_cache
@@ -399,10 +403,8 @@ def _estimate(bins: int) -> Array:
     return np.asarray(np.linalg.pinv(_tree(bins)))
 
 
-def _nearest(found: Array, total: float | None) -> Array:
-    """Return the nearest numbers that are not negative, and add up to a total if there is one."""
-    if total is None:
-        return np.asarray(np.maximum(found, 0))
+def _nearest(found: Array, total: float) -> Array:
+    """Return the nearest numbers that are not negative and add up to a total."""
     if total <= 0:
         return np.zeros_like(found)
     ordered = np.sort(found, axis=None)[::-1]
@@ -477,5 +479,6 @@ def _wider(value: float, ends: Interval, moved: float, limits: Interval) -> Inte
     """Return an interval of a figure that noise moves by a standard deviation `moved`, inside its
     limits.
     """
-    low, high = (math.hypot(end - value, Z * moved) for end in ends)
+    low = math.hypot(ends[0] - value, Z * moved)
+    high = math.hypot(ends[1] - value, Z * moved)
     return max(value - low, limits[0]), min(value + high, limits[1])

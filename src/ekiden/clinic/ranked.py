@@ -146,13 +146,16 @@ def area_error(ranked: Ranked) -> float:
     negatives, positives = ranked.low.sum(), ranked.high.sum()
     of_high = (below(ranked.low) + ranked.low / 2) / negatives
     of_low = (positives - below(ranked.high) - ranked.high / 2) / positives
-    parts = ((ranked.high, of_high, positives), (ranked.low, of_low, negatives))
-    return sqrt(
-        sum(
-            float(weights @ (placed - area) ** 2) / max(total - 1, 1) / total
-            for weights, placed, total in parts
-        )
-    )
+    squares = 0.0
+    for counts, shares in ((ranked.high, of_high), (ranked.low, of_low)):
+        total = counts.sum()
+        squares += float(counts @ (shares - area) ** 2) / max(total - 1, 1) / total
+    return sqrt(squares)
+
+
+def rarer(ranked: Ranked) -> float:
+    """Return the samples of the rarer kind."""
+    return float(min(ranked.low.sum(), ranked.high.sum()))
 
 
 def brier_error(ranked: Ranked) -> float:
@@ -176,12 +179,13 @@ def delong(ranked: Ranked) -> Interval:
     """
     area, _ = ranked.auroc()
     error = area_error(ranked)
-    rare = float(min(ranked.low.sum(), ranked.high.sum()))
+    rare = rarer(ranked)
     share = wilson(area * rare, rare)
     if not 0 < area < 1 or error <= 0:
         return share
     middle, spread = np.log(area / (1 - area)), Z * error / (area * (1 - area))
-    low, high = (float(1 / (1 + np.exp(-(middle + sign * spread)))) for sign in (-1, 1))
+    low = float(1 / (1 + np.exp(spread - middle)))
+    high = float(1 / (1 + np.exp(-spread - middle)))
     if rare < _FEW:
         return min(low, share[0]), max(high, share[1])
     return low, high
@@ -201,29 +205,32 @@ def thresholds(ranked: Ranked, wanted: Wanted) -> tuple[Threshold, ...]:
     if wanted.threshold is not None:
         rules["chosen"] = _place(ranked, wanted.threshold)
     # of bins, only their boundaries are known
-    given = {"0.5": 0.5, "chosen": wanted.threshold} if ranked.exact else {}
+    given: dict[str, float | None] = {}
+    if ranked.exact:
+        given = {"0.5": 0.5, "chosen": wanted.threshold}
+    positives, negatives = float(hits[0]), float(wrong[0])
     found = []
     for rule, place in rules.items():
-        positives, negatives = float(hits[0]), float(wrong[0])
-        true, false = float(hits[place]), float(wrong[place])
-        called, others = true + false, positives + negatives - true - false
-        shares = {
-            "sensitivity": wilson(true, positives),
-            "specificity": wilson(negatives - false, negatives),
-        }
         at = given.get(rule)
-        found.append(
-            Threshold(
-                rule,
-                float(ranked.bounds[place]) if at is None else at,
-                true / positives,
-                1 - false / negatives,
-                true / called if called else None,
-                (negatives - false) / others if others else None,
-                shares,
-            )
-        )
+        if at is None:
+            at = float(ranked.bounds[place])
+        true, false = float(hits[place]), float(wrong[place])
+        right = negatives - false
+        of_called, of_others = _share(true, false), _share(right, positives - true)
+        intervals = {
+            "sensitivity": wilson(true, positives),
+            "specificity": wilson(right, negatives),
+        }
+        shares = (true / positives, 1 - false / negatives, of_called, of_others)
+        found.append(Threshold(rule, at, *shares, intervals))
     return tuple(found)
+
+
+def _share(right: float, wrong: float) -> float | None:
+    """Return the share of right ones; None if there are none at all."""
+    if not right + wrong:
+        return None
+    return right / (right + wrong)
 
 
 def decisions(ranked: Ranked) -> tuple[Decision, ...]:
@@ -232,9 +239,10 @@ def decisions(ranked: Ranked) -> tuple[Decision, ...]:
     total = hits[0] + wrong[0]
     found = []
     for threshold in _DECISIONS:
-        place, odds = _place(ranked, threshold), threshold / (1 - threshold)
-        net, everybody = (float(hits[k] - wrong[k] * odds) / total for k in (place, 0))
-        found.append(Decision(threshold, net, everybody))
+        odds = threshold / (1 - threshold)
+        net = (hits - wrong * odds) / total
+        of_model = float(net[_place(ranked, threshold)])
+        found.append(Decision(threshold, of_model, float(net[0])))
     return tuple(found)
 
 
@@ -272,5 +280,6 @@ def wilson(hits: float, samples: float) -> Interval:
     """
     share, z = hits / samples, Z**2 / samples
     half = Z * sqrt(max(share * (1 - share) / samples + z / (4 * samples), 0.0))
-    low, high = (float((share + z / 2 + sign * half) / (1 + z)) for sign in (-1, 1))
-    return max(low, 0.0), min(high, 1.0)
+    low = (share + z / 2 - half) / (1 + z)
+    high = (share + z / 2 + half) / (1 + z)
+    return max(float(low), 0.0), min(float(high), 1.0)

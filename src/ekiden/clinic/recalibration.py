@@ -79,7 +79,11 @@ class Recalibration(Checked):
 
     def write(self, folder: Path) -> None:
         """Put it into a run folder, in place of an earlier one."""
-        write(folder / FILE, [json.dumps(plain(self), indent=1).encode() + b"\n"])
+        _write(folder / FILE, plain(self))
+
+
+def _write(file: Path, values: Mapping[str, Any]) -> None:
+    write(file, [json.dumps(values, indent=1).encode() + b"\n"])
 
 
 def model_in(folder: Path) -> str:
@@ -110,7 +114,9 @@ def recalibration_in(about: Mapping[str, Any]) -> Recalibration | None:
     none.
     """
     found = about.get("recalibration")
-    return found if isinstance(found, Recalibration) else None
+    if isinstance(found, Recalibration):
+        return found
+    return None
 
 
 # file in a run folder
@@ -121,8 +127,7 @@ def keep_subgroups(folder: Path, table: Mapping[str, Any]) -> None:
     """Put the entry `subgroups` of a row of metrics into a run folder, in place of an earlier
     one.
     """
-    kept = {"model": model_in(folder), **table}
-    write(folder / SUBGROUPS, [json.dumps(kept, indent=1).encode() + b"\n"])
+    _write(folder / SUBGROUPS, {"model": model_in(folder), **table})
 
 
 def kept_subgroups(folder: Path) -> Mapping[str, Any]:

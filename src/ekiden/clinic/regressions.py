@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,11 +42,10 @@ class Baseline(Checked):
             return cls(mean=task.mean[0])
         if "hazard" not in tensors:
             return None
-        told = zip(
-            map(float, settings["times"].split(",")), tensors["hazard"].tolist(), strict=True
-        )
-        known = [(time, value) for time, value in told if value > 0]
-        return cls(tuple(time for time, _ in known), tuple(value for _, value in known))
+        times = np.array(settings["times"].split(","), dtype=float)
+        hazard = tensors["hazard"].numpy()
+        known = hazard > 0
+        return cls(times[known].tolist(), hazard[known].tolist())
 
     @classmethod
     def fitted(cls, y: Numbers, risk: Numbers, times: Sequence[float]) -> Self:
@@ -70,13 +70,14 @@ class Baseline(Checked):
         """Return the cumulative hazard at some times."""
         if self.mean is not None:
             return tuple(time / self.mean for time in times)
-        if lacking := [time for time in times if time not in self.times]:
-            known = ", ".join(f"{time:g}" for time in self.times)
-            raise UserError(
-                f"survival at {lacking[0]:g} is not known, only at {known}: choose one of these, "
-                f"or {_HOW}"
-            )
-        return tuple(self.hazard[self.times.index(time)] for time in times)
+        known = dict(zip(self.times, self.hazard, strict=True))
+        for time in times:
+            if time not in known:
+                raise UserError(
+                    f"survival at {time:g} is not known, only at "
+                    f"{', '.join(map('{:g}'.format, known))}: choose one of these, or {_HOW}"
+                )
+        return tuple(known[time] for time in times)
 
     def survival(self, answers: Tensor, times: Sequence[float]) -> Tensor:
         """Return the share (n, T) that has not had the event at the times, for samples with these
@@ -129,50 +130,58 @@ def coefficients(
     # takes a second, and few need it
     from scipy import stats
 
-    weight, bias, covariance = (
-        tensors[name].double() for name in ("head.weight", "head.bias", "covariance")
-    )
+    weight, bias = tensors["head.weight"].double(), tensors["head.bias"].double()
+    rows, covariance = torch.cat([weight, bias[:, None]], 1), tensors["covariance"].double()
     entering = [*terms(inputs, weight.shape[1]), Term("constant")]
-    rows, first = torch.cat([weight, bias[:, None]], 1), 1 if family == "logistic" else 0
-    samples, found = int(tensors["samples"]), []
-    # what makes coefficients of columns in their own units of those of columns as they enter: (P,
-    # P)
-    own = torch.diag(torch.tensor([1 / term.scale for term in entering], dtype=torch.float64))
-    own[-1, :-1] = torch.tensor(
-        [-term.centre / term.scale for term in entering[:-1]], dtype=torch.float64
-    )
+    own = _in_own_units(entering)
+    if family == "logistic":
+        # one matrix for all classes but the first, with which they are compared
+        covariance = _blocks(covariance[0], len(entering))
+        rows, classes = rows[1:], classes[1:]
     # mean and standard deviation of each target
     scales = [(0.0, 1.0)] * len(rows)
     if isinstance(task, Regression) and family == "linear":
         # One scale is that of all targets.
         each = list(zip(task.mean, task.std, strict=True))
         scales = each * (len(rows) // len(each))
-    for k, row in enumerate(rows[first:]):
-        start = k * len(entering) if family == "logistic" else 0
-        of = covariance[0 if family == "logistic" else k][
-            start : start + len(entering), start : start + len(entering)
-        ]
+    found = []
+    for output, row, of, (mean, std) in zip(classes, rows, covariance, scales, strict=False):
         known = of.diagonal() > 0
-        mean, std = scales[k + first]
         estimates = std * (own @ row)
         estimates[-1] += mean
         errors = std * (own @ of @ own.T).diagonal().clamp(min=0).sqrt()
-        spread = stats.t(samples - int(known.sum())) if family == "linear" else stats.norm()
-        for term, estimate, error, there in zip(
-            entering, estimates.tolist(), errors.tolist(), known, strict=True
-        ):
-            if not there and term.name.endswith(OTHER):
-                # every category is known
-                continue
-            if family == "cox" and term is entering[-1]:
-                # each client has its own hazard
-                continue
-            found.append(
-                _coefficient(
-                    classes[k + first], term.name, estimate, error if there else 0.0, spread
-                )
-            )
+        errors[~known] = 0.0
+        spread = stats.norm()
+        if family == "linear":
+            spread = stats.t(int(tensors["samples"]) - int(known.sum()))
+        table = zip(entering, known, estimates.tolist(), errors.tolist(), strict=True)
+        for term, there, estimate, error in table:
+            # every category is known
+            unused = term.name.endswith(OTHER) and not there
+            # each client has its own hazard
+            hazard = family == "cox" and term is entering[-1]
+            if not unused and not hazard:
+                found.append(_coefficient(output, term.name, estimate, error, spread))
     return tuple(found)
+
+
+def _in_own_units(entering: Sequence[Term]) -> Tensor:
+    """Return the matrix (P, P) that makes coefficients of columns in their own units of those of
+    columns as they enter, of which the last is the constant.
+    """
+    centre, scale = torch.tensor(
+        [(term.centre, term.scale) for term in entering], dtype=torch.float64
+    ).T
+    own = torch.diag(1 / scale)
+    own[-1, :-1] = -(centre / scale)[:-1]
+    return own
+
+
+def _blocks(matrix: Tensor, size: int) -> Tensor:
+    """Return the square blocks of this size on the diagonal of a matrix."""
+    count = len(matrix) // size
+    blocks = matrix.view(count, size, count, size).diagonal(dim1=0, dim2=2)
+    return blocks.movedim(-1, 0)
 
 
 def _coefficient(

@@ -75,7 +75,10 @@ def drafted(holdings: Sequence[Holding], reading: Reading) -> str:
         source += " and others"
     text = _HEAD.format(rows=counted(sum(map(len, raws)), "row"), source=source, least=least)
     for role, names in roles.items():
-        text += _entry(role, _listed(names) if len(names) > 1 else string(names[0]))
+        given = _listed(names)
+        if len(names) == 1:
+            given = string(names[0])
+        text += _entry(role, given)
     for name, column in columns.items():
         text += f"\n[columns.{key(name)}]\n{column}"
     return text
@@ -162,61 +165,77 @@ def _sample_column(raw: Raw, reading: Reading) -> str:
 
 
 def _feature(name: str, raws: Sequence[Raw], reading: Reading) -> str:
-    parts, names = [raw.images[name] for raw in raws], raws[0].images.column_names
-    filled = [raw for raw in raws if raw.images[name].null_count < len(raw)]
-    kinds = {str(raw.images[name].type) == "double" for raw in filled}
-    dates = {DATE in (raw.images.schema.field(name).metadata or {}) for raw in filled}
-    if len(kinds) > 1 or len(dates) > 1:
+    # whether a source has numbers, and dates
+    kinds = set[tuple[bool, bool]]()
+    values, gaps = [], 0
+    for raw in raws:
+        part = raw.images[name]
+        gaps += part.null_count
+        known = part.drop_null()
+        if len(known):
+            about = raw.images.schema.field(name).metadata or {}
+            kinds.add((str(part.type) == "double", DATE in about))
+            values.append(known.to_numpy())
+    if len(kinds) > 1:
         raise UserError(
             f"column {name!r} holds numbers, dates or names, not alike in all sources: correct it"
         )
-    if kinds == {True}:
-        values = np.concatenate([part.to_numpy() for part in parts if str(part.type) == "double"])
-        text = _range(values[~np.isnan(values)], reading.min_count, dates=dates == {True})
+    every, (numbers, dates) = np.concatenate(values), kinds.pop()
+    if numbers:
+        text = _range(every[~np.isnan(every)], reading.min_count, dates=dates)
     else:
-        text = _categories(
-            Counter(v for part in parts for v in part.to_pylist() if v is not None),
-            reading.min_count,
-        )
+        text = _categories(Counter(every.tolist()), reading.min_count)
     if marks := Writing(reading.missing).marks(name):
         # marks such as age=-1 are of one column
-        of_one = tuple(f"{column}=" for column in names)
+        of_one = tuple(f"{column}=" for column in raws[0].images.column_names)
         text += _entry("missing", _listed([m for m in marks if not m.startswith(of_one)]))
-    return text + _entry("required", str(not any(part.null_count for part in parts)).lower())
+    return text + _entry("required", str(not gaps).lower())
 
 
 def _labels(raws: Sequence[Raw], labels: Sequence[str], least: int) -> dict[str, str]:
     y, classes, chosen = targets.targets(raws, "")
     if isinstance(chosen, Classification):
-        names = Counter(dict.fromkeys(classes, 0))
-        names.update(classes[k] for part in y for k in part.tolist())
+        counts = torch.bincount(torch.cat(y), minlength=len(classes)).tolist()
+        names = Counter(dict(zip(classes, counts, strict=True)))
         return {labels[0]: _categories(names, least, ordered=True)}
-    values = np.concatenate([part.double().numpy().reshape(len(part), -1) for part in y])
-    return {name: _range(values[:, place], least) for place, name in enumerate(labels)}
+    values = torch.cat(y).double().view(-1, len(labels)).numpy().T
+    return {name: _range(column, least) for name, column in zip(labels, values, strict=True)}
 
 
 def _time(raws: Sequence[Raw], least: int) -> str:
     values = np.concatenate([raw.time for raw in raws if raw.time is not None])
     dates = values.dtype.kind == "M"
-    return _range(values.astype(np.int64) / DAY if dates else values, least, dates=dates)
+    if dates:
+        values = values.astype(np.int64) / DAY
+    return _range(values, least, dates=dates)
 
 
 def _range(values: NDArray[np.float64], least: int, *, dates: bool = False) -> str:
     """Say between which numbers, or days since 1970, all values are; rounded outwards."""
-    text = _kind("date") if dates else _kind("number") + _entry("unit", '""', "in words")
+    text = _kind("date")
+    if not dates:
+        text = _kind("number") + _entry("unit", '""', "in words")
     if len(values) < least:
         return text + _entry("# least", "0", "few rows: not said here")
     low, high = float(values.min()), float(values.max())
     if dates:
-        first, last = (_EPOCH + timedelta(days=floor(day)) for day in (low, high))
-        text += _entry("least", string(f"{first.year:04}-01-01"))
-        return text + _entry("most", string(f"{last.year:04}-12-31"))
+        text += _entry("least", string(f"{_year(low)}-01-01"))
+        return text + _entry("most", string(f"{_year(high)}-12-31"))
     bounds = {"least": -_outward(-low, high - low), "most": _outward(high, high - low)}
     for entry, bound in bounds.items():
-        if abs(bound) <= _MOST:
-            whole = bound.is_integer() and abs(bound) < 1e15
-            text += _entry(entry, f"{bound + 0.0:.0f}" if whole else repr(bound))
+        if abs(bound) > _MOST:
+            continue
+        written = repr(bound)
+        # larger ones are not exact
+        if bound.is_integer() and abs(bound) < 1e15:
+            written = f"{bound + 0.0:.0f}"
+        text += _entry(entry, written)
     return text
+
+
+def _year(day: float) -> str:
+    """Return the year of a day since 1970."""
+    return f"{(_EPOCH + timedelta(days=floor(day))).year:04}"
 
 
 def _outward(value: float, span: float) -> float:
@@ -240,9 +259,12 @@ def _categories(names: Counter[str], least: int, *, ordered: bool = False) -> st
         return _kind("category") + _entry("# categories", "[]", more)
     if not names:
         return _kind("category")
-    known = list(names) if ordered else sorted(names, key=natural)
-    rare = ", ".join(string(name) for name in known if names[name] < least)
-    remark = f"few rows: {rare}" if rare else ""
+    known = list(names)
+    if not ordered:
+        known.sort(key=natural)
+    rare, remark = [string(name) for name in known if names[name] < least], ""
+    if rare:
+        remark = f"few rows: {', '.join(rare)}"
     return _kind("category") + _entry("categories", _listed(known), remark)
 
 
@@ -258,7 +280,7 @@ class CohortCell:
     """What is known of a column, or of one of its categories, at a silo."""
 
     count: int  # rows that have it
-    share: float  # of the silo's rows
+    share: float = 0.0  # of the silo's rows
     mean: float | None = None  # of numbers; None for categories, and if too few rows have a number
     deviation: float | None = None  # standard deviation
 
@@ -290,57 +312,58 @@ def table_one(told: Sequence[ColumnSums]) -> list[CohortLine]:
             "the silos told sums of different columns: make them with the same columns everywhere"
         )
     whole = ColumnSums.together(told)
-    silos = {one.silo or f"silo {k}": one for k, one in enumerate(told, 1)}
+    silos = {curves.ALL: whole, **_named(told)}
     rows = {name: one.least_rows for name, one in silos.items()}
-    rows = {curves.ALL: sum(rows.values())} | rows
-    silos = {curves.ALL: whole} | silos
+    rows[curves.ALL] = sum(one.least_rows for one in told)
     lines = [CohortLine("rows", "", {name: CohortCell(n, 1.0) for name, n in rows.items()})]
 
-    def add(column: str, category: str, counts: Mapping[str, int]) -> None:
-        cells = {name: CohortCell(n, n / max(rows[name], 1)) for name, n in counts.items()}
+    def add(column: str, category: str, found: Sequence[CohortCell]) -> None:
+        cells = {}
+        for silo, cell in zip(silos, found, strict=True):
+            cells[silo] = replace(cell, share=cell.count / max(rows[silo], 1))
         lines.append(CohortLine(column, category, cells))
 
-    def number(name: str, found: ColumnMoments) -> CohortCell:
-        if not found.count:
-            return CohortCell(0, 0.0)
-        share = found.count / max(rows[name], 1)
-        return CohortCell(found.count, share, found.mean, found.deviation)
-
+    each = list(silos.values())
     for column in whole.moments:
-        cells = {name: number(name, one.moments[column]) for name, one in silos.items()}
-        lines.append(CohortLine(column, "", cells))
+        add(column, "", [_of_numbers(one.moments[column]) for one in each])
         if whole.missing.get(column):
-            add(column, "missing", {name: one.missing[column] for name, one in silos.items()})
+            add(column, "missing", [CohortCell(one.missing[column]) for one in each])
     for column, known in whole.categories.items():
+        counts = [one.categories[column] for one in each]
         for category in sorted(known):
-            each = {name: one.categories[column].get(category, 0) for name, one in silos.items()}
-            add(column, category or "missing", each)
+            add(column, category or "missing", [CohortCell(n.get(category, 0)) for n in counts])
     for category in whole.classes:
-        add("label", category, {name: one.classes.get(category, 0) for name, one in silos.items()})
+        add("label", category, [CohortCell(one.classes.get(category, 0)) for one in each])
     return lines
+
+
+def _of_numbers(found: ColumnMoments) -> CohortCell:
+    """Return what is known of a column of numbers, without the share."""
+    if not found.count:
+        return CohortCell(0)
+    return CohortCell(found.count, 0.0, found.mean, found.deviation)
+
+
+def _named(told: Sequence[ColumnSums]) -> dict[str, ColumnSums]:
+    """Return what silos told by their names."""
+    return {one.silo or f"silo {k}": one for k, one in enumerate(told, 1)}
 
 
 def survival(told: Sequence[ColumnSums]) -> curves.Compared | None:
     """Return the survival curves of the silos, if they tell any."""
-    given = {}
-    silent = []
-    for k, one in enumerate(told, 1):
-        silo = one.silo or f"silo {k}"
-        if one.followed is None:
-            silent.append(silo)
-        else:
-            given[silo] = one.followed
-    if given and silent:
-        raise UserError(
-            f"{silent[0]} tells no events between times: make the sums of all silos with the same "
-            "times"
-        )
-    names = [
-        name.removeprefix(target("")) for name in told[0].moments if name not in told[0].missing
-    ]
+    silos = _named(told)
+    given = {name: one.followed for name, one in silos.items() if one.followed is not None}
     if not given:
         return None
-    return curves.compared(names[0], given)
+    for silo in silos:
+        if silo not in given:
+            raise UserError(
+                f"{silo} tells no events between times: make the sums of all silos with the same "
+                "times"
+            )
+    # targets have no missing values
+    name = next(column for column in told[0].moments if column not in told[0].missing)
+    return curves.compared(name.removeprefix(target("")), given)
 
 
 def cohort_sums(fed: FederatedData, times: Sequence[float] = ()) -> list[ColumnSums]:
@@ -361,24 +384,22 @@ def cohort_sums(fed: FederatedData, times: Sequence[float] = ()) -> list[ColumnS
 def _of_client(client: ClientData, dataset: Dataset, times: Sequence[float]) -> ColumnSums:
     """Return the sums over rows that are scaled already, in the columns' own units."""
     table = Table.of(dataset.inputs)
-    parts = [part for part in (client.train, client.val, client.test) if len(part)]
+    parts = list(filter(len, (client.train, client.val, client.test)))
     x = torch.cat([part.x for part in parts]).double()
-    values = x[:, : len(table.numeric)].numpy() * np.array(table.scale) + np.array(table.centre)
+    numbers, categories = x[:, : len(table.numeric)], x[:, table.numbers :]
+    values = numbers.numpy() * np.array(table.scale) + np.array(table.centre)
     for place, name in enumerate(table.gaps, len(table.numeric)):
         values[x[:, place].numpy() > 0.5, table.numeric.index(name)] = np.nan
-    rows = np.concatenate([values, x[:, table.numbers :].numpy()], axis=1)
+    rows = torch.cat([torch.from_numpy(values), categories], 1)
+    y = torch.cat([part.y for part in parts])
+    everything = Subset(replace(parts[0].samples, x=rows, y=y), torch.arange(len(rows)))
     plain = replace(table, centre=(), scale=(), gaps=())
-    samples = replace(
-        parts[0].samples, x=torch.from_numpy(rows), y=torch.cat([part.y for part in parts])
-    )
-    everything = Subset(samples, torch.arange(len(rows)))
-    found = told_by(
-        replace(client, train=everything), replace(dataset, inputs=plain, least=1), times
-    )
-    categories = {name: dict(known) for name, known in found.categories.items()}
+    dataset = replace(dataset, inputs=plain, least=1)
+    found = told_by(replace(client, train=everything), dataset, times)
+    counts = dict(found.categories)
     # categories that the silos did not agree on
-    rare = (x[:, table.numbers :] == 0).sum(0).tolist()
+    rare = (categories == 0).sum(0).tolist()
     for name, n in zip(table.categorical, rare, strict=True):
         if n:
-            categories[name][_OTHER] = n
-    return replace(found, categories=categories)
+            counts[name] = {**counts[name], _OTHER: n}
+    return replace(found, categories=counts)

@@ -2,9 +2,9 @@
 others.
 """
 
-import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf, nan, sqrt
 from typing import Any, Self
@@ -15,6 +15,7 @@ from torch import Tensor
 from ekiden.clinic.counting import Counting
 from ekiden.clinic.figures import Figures, figures
 from ekiden.clinic.ranked import Interval, Wanted
+from ekiden.core.base.checks import plain
 from ekiden.core.base.errors import UserError, unknown
 from ekiden.core.data.samples import Dataset
 from ekiden.core.tasks import Classification, Regression, Survival, Task
@@ -69,50 +70,46 @@ class Division:
             UserError: samples do not have such a column, or numbers have no bounds, or categories
                 have some.
         """
-        table = Table.of(inputs)
-        if self.column == DOMAIN and domains:
-            found: tuple[str, ...] = tuple(domains)
-        elif self.column in table.categorical:
-            found = (
-                OTHER,
-                *(
-                    name or MISSING
-                    for name in table.vocabularies[table.categorical.index(self.column)]
-                ),
-            )
-        elif self.column in table.numeric:
+        table, column = Table.of(inputs), self.column
+        if column in table.numeric:
             if not self.bounds:
                 raise UserError(
-                    f"column {self.column!r} has numbers: say where to divide it, --by "
-                    f"{self.column}:40:65"
+                    f"column {column!r} has numbers: say where to divide it, --by {column}:40:65"
                 )
-            ends = (
-                f"below {self.bounds[0]:g}",
-                *(f"{a:g} to below {b:g}" for a, b in pairwise(self.bounds)),
-            )
-            return (
-                *ends,
-                f"{self.bounds[-1]:g} or more",
-                *([MISSING] if self.column in table.gaps else []),
-            )
+            return self._intervals(gaps=column in table.gaps)
+        if column == DOMAIN and domains:
+            found = list(domains)
+        elif column in table.categorical:
+            categories = table.vocabularies[table.categorical.index(column)]
+            found = [OTHER, *(name or MISSING for name in categories)]
         else:
-            known = [*table.numeric, *table.categorical, *([DOMAIN] if domains else [])]
+            known = [*table.numeric, *table.categorical]
+            if domains:
+                known.append(DOMAIN)
             if not known:
                 raise UserError(
                     "the samples have neither columns nor domains to divide them by: leave out --by"
                 )
-            raise unknown("column", self.column, known)
+            raise unknown("column", column, known)
         if self.bounds:
             raise UserError(
-                f"column {self.column!r} has categories, which no number divides: --by "
-                f"{self.column}"
+                f"column {column!r} has categories, which no number divides: --by {column}"
             )
         if len(found) > _MOST:
             raise UserError(
-                f"column {self.column!r} has {len(found)} subgroups, {_MOST} at most: choose "
-                "another"
+                f"column {column!r} has {len(found)} subgroups, {_MOST} at most: choose another"
             )
-        return found
+        return tuple(found)
+
+    def _intervals(self, *, gaps: bool) -> tuple[str, ...]:
+        """Return the names of the intervals of a column of numbers, which may have gaps."""
+        names = [f"below {self.bounds[0]:g}"]
+        for low, high in pairwise(self.bounds):
+            names.append(f"{low:g} to below {high:g}")
+        names.append(f"{self.bounds[-1]:g} or more")
+        if gaps:
+            names.append(MISSING)
+        return tuple(names)
 
     def places(self, x: Tensor, inputs: Inputs, domain: Tensor | None = None) -> Tensor:
         """Return the subgroup (n,) int64 of each sample: its place in `names`."""
@@ -124,10 +121,9 @@ class Division:
             return domain
         at = table.numeric.index(self.column)
         centre, scale = table.centre[at], table.scale[at]
-        inner = torch.tensor(
-            [(bound - centre) / scale for bound in self.bounds], dtype=torch.float64
-        ).float()
-        found = torch.bucketize(x[:, at].float().contiguous().cpu(), inner, right=True)
+        inner = (torch.tensor(self.bounds, dtype=torch.float64) - centre) / scale
+        values = x[:, at].float().contiguous().cpu()
+        found = torch.bucketize(values, inner.float(), right=True)
         if self.column in table.gaps:
             gap = x[:, len(table.numeric) + table.gaps.index(self.column)].cpu() > 0.5
             found = torch.where(gap, len(self.bounds) + 1, found)
@@ -159,16 +155,20 @@ def divisions(by: Sequence[str], silos: str = "") -> tuple[Division, ...]:
     Raises:
         UserError: one is not a column, or is there twice.
     """
-    found = tuple(Division.parse(text) for part in by for text in part.split(",") if text)
-    found = tuple(replace(one, column=CLIENT) if one.column == silos else one for one in found)
+    found = dict[str, Division]()
+    for text in filter(None, ",".join(by).split(",")):
+        one = Division.parse(text)
+        if one.column == silos:
+            one = replace(one, column=CLIENT)
+        if one.column in found:
+            raise UserError(
+                f"--by names column {one.column!r} twice: two divisions subtracted would show a "
+                "few samples"
+            )
+        found[one.column] = one
     if by and not found:
         raise UserError("--by names no column: give one, such as --by sex, or leave it out")
-    columns = [one.column for one in found]
-    if twice := next((name for name in columns if columns.count(name) > 1), None):
-        raise UserError(
-            f"--by names column {twice!r} twice: two divisions subtracted would show a few samples"
-        )
-    return found
+    return tuple(found.values())
 
 
 def check_task(task: Task) -> None:
@@ -177,11 +177,6 @@ def check_task(task: Task) -> None:
         raise UserError(
             f"subgroups are for classes, numbers, and times, not for {task.kind}: leave out --by"
         )
-
-
-def parts(rows: Tensor, places: Tensor, groups: int) -> list[Tensor]:
-    """Return which of some rows are in each subgroup; `places` are the subgroups of all rows."""
-    return [rows[places[rows] == group] for group in range(groups)]
 
 
 @dataclass(frozen=True)
@@ -201,8 +196,7 @@ class Subgroup:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return _filled(found)
+        return _filled(plain(self))
 
 
 def table(
@@ -235,7 +229,7 @@ def table(
     wanted = Wanted(threshold)
     shares = {metric.name: metric.share for metric in counting.task.metrics if metric.divides}
     shares |= {"sensitivity": True, "specificity": True}
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = defaultdict(dict)
     untold = dict[str, int]()
     named = set[str]()
     for column, groups in counts.items():
@@ -243,22 +237,24 @@ def table(
         total = sum(known.values(), torch.zeros(counting.size, dtype=torch.int64))
         left = whole.samples
         for name, numbers in known.items():
-            others = None
+            rest, others = total - numbers, None
             if len(known) > 1:
-                others = figures(counting.task, counting.told(total - numbers), wanted)
+                others = figures(counting.task, counting.told(rest), wanted)
             own = figures(counting.task, counting.told(numbers), wanted)
             row = _subgroup(own, others, shares, intervals=intervals)
-            here, there = counting.split(numbers), counting.split(total - numbers)
+            here, there = counting.split(numbers), counting.split(rest)
             moved = shift(here.get("scores"), there.get("scores"))
             if moved is not None:
                 row.values["shift"] = moved
-            rows.setdefault(column, {})[name] = row.to_json()
+            rows[column][name] = row.to_json()
             named.update(row.values)
             left -= row.samples
         if left > 0:
             untold[column] = left
-    shown = {name: share for name, share in {**shares, "shift": False}.items() if name in named}
-    return {"groups": rows, **_filled({"threshold": threshold, "untold": untold, "shares": shown})}
+    shares["shift"] = False
+    shown = {name: share for name, share in shares.items() if name in named}
+    more = {"threshold": threshold, "untold": untold, "shares": shown}
+    return {"groups": dict(rows), **_filled(more)}
 
 
 def shift(own: Tensor | None, others: Tensor | None) -> float | None:
@@ -270,16 +266,17 @@ def shift(own: Tensor | None, others: Tensor | None) -> float | None:
     differ much. Without counts it is None. It is Harold Jeffreys' divergence (Proceedings of the
     Royal Society A 186, 1946).
     """
-    if own is None or others is None or len(own) != 1 or not own.sum() or not others.sum():
+    # scores of two classes are those of the second
+    if own is None or others is None or len(own) != 1:
         return None
-    mine, theirs = (part[0].sum(0).double() for part in (own, others))
-    both = mine + theirs
-    tenth = ((both.cumsum(0) - both / 2) / both.sum() * _TENTHS).long().clamp(max=_TENTHS - 1)
-    p, q = (
-        torch.zeros(_TENTHS, dtype=torch.float64).index_add(0, tenth, part) + 0.5
-        for part in (mine, theirs)
-    )
-    p, q = p / p.sum(), q / q.sum()
+    # (2, bins)
+    both = torch.cat([own, others]).sum(1).double()
+    if not both.any(1).all():
+        return None
+    total = both.sum(0)
+    tenth = ((total.cumsum(0) - total / 2) / total.sum() * _TENTHS).long().clamp(max=_TENTHS - 1)
+    counts = torch.zeros(2, _TENTHS, dtype=torch.float64).index_add(1, tenth, both) + 0.5
+    p, q = counts / counts.sum(1, keepdim=True)
     return float(((p - q) * (p / q).log()).sum())
 
 
@@ -311,7 +308,7 @@ def _shown(
             ends |= one.intervals
     values = {name: values[name] for name in shares if name in values}
     if not intervals:
-        return values, {}
+        ends = {}
     return values, {name: ends[name] for name in values if name in ends}
 
 
@@ -343,7 +340,9 @@ def cell(row: Mapping[str, Any], name: str, *, share: bool) -> str:
     """
     if name not in row["values"]:
         return "–"
-    scale, digits = (100, 1) if share else (1, 3)
+    scale, digits = 1, 3
+    if share:
+        scale, digits = 100, 1
 
     def number(value: float, sign: str = "") -> str:
         return f"{scale * value:{sign}.{digits}f}"

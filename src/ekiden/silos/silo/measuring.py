@@ -1,6 +1,6 @@
 """Measures models on a silo's test samples, at the steps and of the models that the plan names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ekiden.clinic import subgroups
 from ekiden.clinic.counting import Care
 from ekiden.clinic.noisy import Exact, Noisy
 from ekiden.clinic.subgroups import divisions
@@ -190,12 +189,11 @@ def _measure(m: Measurement) -> SiloReport:
     mine = 0
     if len(m.models) > ask.results and run.file.name in clients:
         mine = ask.results + clients.index(run.file.name)
-    parts: Sequence[Scores] = answers
-    every = torch.arange(len(samples))
+    parts, inputs = list(answers), setup.dataset.inputs
     for one in divisions(run.terms.by):
-        inputs = setup.dataset.inputs
-        places, groups = one.places(samples.x, inputs), len(one.names(inputs))
-        parts = [*parts, *(answers[0].at(rows) for rows in subgroups.parts(every, places, groups))]
+        places = one.places(samples.x, inputs)
+        for group in range(len(one.names(inputs))):
+            parts.append(answers[0].at((places == group).nonzero().flatten()))
     count = _counted(m, telling)
     return reports.report(telling, torch.stack([*map(count, parts)]), mine, len(clients))
 

@@ -17,9 +17,10 @@ from torch import Tensor
 from ekiden.clinic import subgroups
 from ekiden.clinic.counting import counting_of, fixed, real
 from ekiden.clinic.figures import Figures
-from ekiden.clinic.heterogeneity import FEWEST, Weighed, between, errors_of, heterogeneity, plain
+from ekiden.clinic.heterogeneity import FEWEST, Weighed, between, errors_of, heterogeneity
 from ekiden.clinic.noisy import Exact, Noisy
 from ekiden.clinic.ranked import Wanted
+from ekiden.core.base.checks import plain
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.sums import Masked
 from ekiden.core.engine.evaluation import spread
@@ -255,7 +256,7 @@ def means_of(report: SiloReport, task: Task) -> dict[str, float]:
 def between_in(report: SiloReport, task: Task) -> dict[str, Any]:
     """Return how figures differ between silos, of four and more; see `Between`."""
     each = {m.name: Weighed(*real(report.own[m.name].numpy())[2:].tolist()) for m in task.metrics}
-    return plain({name: between(sums) for name, sums in each.items() if sums.silos >= FEWEST})
+    return {name: plain(between(sums)) for name, sums in each.items() if sums.silos >= FEWEST}
 
 
 def _everything(
