@@ -141,19 +141,9 @@ def memory_silos(shift: int = 0) -> FederatedData:
     return federate([frame(shift), frame(shift + 1)], names=["north", "south"], label_column="died")
 
 
-def test_evaluate_prints_what_a_run_over_data_in_memory_measured(
+def test_evaluate_says_how_a_run_over_data_in_memory_is_measured(
     in_memory: Path, command: Command
 ) -> None:
-    result = ekiden.open_run(in_memory)
-    code, said = command("evaluate", str(in_memory))
-    assert code == 0, said
-    assert f"accuracy {100 * result.accuracy:.2f} % at the end of the run" in said
-    assert "its data were given in Python: to measure again, ekiden.evaluate(" in said
-    code, said = command("evaluate", str(in_memory), "--json")
-    found = json.loads(said)
-    assert found["client"] == result.per_client
-    assert found["class"] == result.per_class
-    assert found["samples"] == 24
     code, said = command("evaluate", str(in_memory), "--metric", "auroc")
     assert code == 2
     assert said.count("\n") == 1

@@ -40,6 +40,7 @@ from ekiden.runs import card as cards
 from ekiden.runs import exporting, predictions, summary
 from ekiden.runs.api import How, as_federation, with_metric
 from ekiden.runs.clock import Devices, devices_of
+from ekiden.runs.config import not_finished
 from ekiden.runs.loaded_model import LoadedModel, ModelSource
 from ekiden.runs.loading import load_model, open_run
 from ekiden.runs.measuring import Part
@@ -192,7 +193,7 @@ def show(folder: Folder, *, devices: Folder | Devices = "") -> str:
     Raises:
         UserError: it is not a run folder, or is damaged.
     """
-    return drawing.as_text(drawing.shown(path_of(folder), devices_of(devices) if devices else None))
+    return drawing.as_text(drawing.shown(path_of(folder), devices_of(devices)))
 
 
 @checked("folders", "data", "network", "devices")
@@ -222,7 +223,7 @@ def report(
     require_extra("report", "report", "matplotlib", "jinja2")
     from ekiden.lab.reporting import report as write  # it needs an extra
 
-    given = devices_of(devices) if devices else None
+    given = devices_of(devices)
     held = None if data is None else as_federation(data)
     write(_paths(folders), Path(out), details, data=held, network=network, devices=given)
     return Path(out) / "index.html"
@@ -245,7 +246,7 @@ def compare(
     Raises:
         UserError: there is no run.
     """
-    given = devices_of(devices) if devices else None
+    given = devices_of(devices)
     runs = summaries(_paths(folders))
     if not runs:
         raise UserError("there is no run to compare: give run folders or sweep folders")
@@ -426,9 +427,8 @@ def export(
         out: file or folder to write.
         to: of the model onnx (a file with class names in its metadata), pt2 (a program of
             `torch.export`) or hf (a folder with config.json,
-            model.safetensors, model.pt2 and a model card; and where the network's body is one of
-            transformers, that body in backbone/, for `AutoModel.from_pretrained`). Of metrics
-            parquet or csv. By default what the suffix of `out` says.
+            model.safetensors, model.pt2 and a model card). Of metrics parquet or csv. By default
+            what the suffix of `out` says.
         client: name of a client whose personal model is written.
         network: as in `ekiden.load_model`.
         overwrite: whether a model that is there is replaced.
@@ -437,21 +437,43 @@ def export(
         UserError: the format is not known, the model cannot be written in it or then gives other
             outputs.
     """
+    exported(folders, out, to, client, network, overwrite)
+    return Path(out)
+
+
+def exported(
+    folders: Folder | Sequence[Folder],
+    out: Folder,
+    to: str,
+    client: str,
+    network: ModelSource | None,
+    overwrite: bool,
+) -> list[str]:
+    """Do what `export` does, and return in lines what was written."""
     form, paths, place = to or Path(out).suffix.removeprefix("."), _paths(folders), Path(out)
-    if not form:
-        raise UserError(
-            f"{out} does not say the format: give to, or a name that ends in .onnx, .pt2, .parquet "
-            "or .csv"
-        )
-    if form in exporting.FORMATS:
-        if len(paths) != 1:
-            raise UserError("a model is of one run: give one run folder")
-        exporting.export(paths[0], form, place, client=client, network=network, overwrite=overwrite)
-    elif form in ("parquet", "csv"):
-        summary.write([summary.summarise(folder) for folder in expand(paths)], place)
-    else:
+    if form in ("parquet", "csv"):
+        if client or network:
+            raise UserError("a client and a network are for models: give to onnx, pt2 or hf")
+        if place.suffix != f".{form}":
+            raise UserError(f"{place} must end in .{form}")
+        runs = [summary.summarise(folder) for folder in expand(paths)]
+        rows = counted(summary.write(runs, place), "row")
+        return [f"{rows} of {counted(len(runs), 'run')} written to {place}"]
+    if form not in exporting.FORMATS:
         raise unknown("format", form, (*exporting.FORMATS, "parquet", "csv"))
-    return place
+    if len(paths) != 1:
+        raise UserError("a model is of one run: give one run folder")
+    done = exporting.export(
+        paths[0], form, place, client=client, network=network, overwrite=overwrite
+    )
+    run = open_run(paths[0])
+    lines = [
+        f"written to {place}: gives the run's outputs on {done.samples} made-up samples (largest "
+        f"difference {done.difference:.1e})",
+        f"takes {done.takes}",
+        not_finished(run.config, run.state.step),
+    ]
+    return list(filter(None, lines))
 
 
 def audit(

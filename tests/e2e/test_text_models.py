@@ -92,9 +92,6 @@ def test_an_encoder_is_trained_and_used(train: str, place: Path, command: Comman
     assert len(answers) == len(truth)
     assert (answers.prediction == truth.mood).mean() > least
     ekiden_(command, "export", str(run), "--to", "hf", "-o", "exported")
-    from transformers import AutoModel
-
-    assert AutoModel.from_pretrained(place / "exported" / "backbone").config.hidden_size == 16
 
 
 @pytest.mark.slow

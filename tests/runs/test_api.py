@@ -151,10 +151,10 @@ def test_a_run_learns_within_no_grad() -> None:
         ),
         (
             ("fedseq", SILOS),
-            {"seeds": [0]},
-            "unknown argument 'seeds': a run has one seed, ekiden.study takes several",
+            {"partition": "iid"},
+            "partition is about the data: give it to ekiden.split",
         ),
-        (("fedseq", SILOS), {"subset": 9}, "unknown argument 'subset': take it of the data"),
+        (("fedseq", SILOS), {"label_column": "y"}, "label_column is about the data: give it to"),
         (("fedseq", SILOS), {"worker": 2}, "unknown argument 'worker': did you mean 'workers'?"),
         (
             (FedSeq(), SILOS, Tiny),

@@ -31,7 +31,7 @@ from ekiden.core.tasks import Regression
 from ekiden.data import ClientData, Dataset, Iid, Samples, Subset
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Average, FedAvg, FedSeq, Local
-from ekiden.readers.kinds import Table, Tokens, of_tensor
+from ekiden.readers.kinds import Table, of_tensor
 from ekiden.runs import exporting
 from ekiden.runs.card import card
 from ekiden.runs.exporting import export
@@ -372,55 +372,3 @@ def test_wrong_numbers_far_from_zero_are_not_written(
     monkeypatch.setattr(exporting._Raw, "forward", lambda self, x: original(self, x) + 800)
     with pytest.raises(UserError, match=r"outputs differ from the run's .*nothing written"):
         export(tmp_path / "run", "pt2", tmp_path / "wrong.pt2", network=nn.Linear(4, 1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("train", ["all", "head", "lora:r=2,targets=query+value"])
-def test_a_body_of_transformers_goes_back_to_transformers(train: str, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("peft")
-    torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-    }
-    transformers.BertModel(transformers.BertConfig(vocab_size=50, **sizes)).save_pretrained(
-        tmp_path / "bert"
-    )
-    generator = torch.Generator().manual_seed(1)
-    samples = Samples(
-        torch.randint(1, 50, (60, 6), generator=generator),
-        torch.randint(0, 2, (60,), generator=generator),
-    )
-    tokens = Tokens(str(tmp_path / "bert"), vocabulary=50, length=6)
-    parts = torch.arange(60).chunk(6)
-    clients = (
-        ClientData(f"client-{i}", *(Subset(samples, part) for part in parts[3 * i : 3 * i + 3]))
-        for i in (0, 1)
-    )
-    data = FederatedData(
-        Dataset("texts", samples, samples, ("a", "b"), inputs=tokens), tuple(clients)
-    )
-    training = Training(lr=0.05)
-    run(
-        FedSeq(epochs=1),
-        data,
-        f"hf:{tmp_path / 'bert'}",
-        train=train,
-        training=training,
-        folder=tmp_path / "run",
-    )
-    export(tmp_path / "run", "hf", tmp_path / "hub")
-    model = load_model(tmp_path / "run")
-    body = transformers.AutoModel.from_pretrained(
-        tmp_path / "hub" / "backbone", add_pooling_layer=False
-    ).eval()
-    state = safetensors.torch.load_file(tmp_path / "hub" / "model.safetensors")
-    x = samples.x
-    with torch.no_grad():
-        features = body(input_ids=x, attention_mask=torch.ones_like(x)).last_hidden_state.mean(1)
-        theirs = features @ state["head.weight"].T + state["head.bias"]
-        torch.testing.assert_close(theirs, model(x), rtol=1e-3, atol=1e-4)
-    assert "AutoModel.from_pretrained" in (tmp_path / "hub" / "README.md").read_text()

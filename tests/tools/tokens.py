@@ -21,10 +21,10 @@ BUDGET = {
     "readers": 56_000,
     "care": 12_590,
     "clinic": 22_900,
-    "runs": 32_600,
+    "runs": 32_100,
     "silos": 56_830,
     "lab": 41_000,
-    "cli": 20_700,
+    "cli": 20_160,
     "doors": 3_300,
 }
 """tokens that a room may have; files on top are the room `doors`"""

@@ -18,7 +18,7 @@ from ekiden.clinic.recalibration import Recalibration, keep_subgroups, model_in
 from ekiden.clinic.subgroups import Division, cell, check_divisions, divisions
 from ekiden.core.base import outside
 from ekiden.core.base.checks import Positional, made, reading
-from ekiden.core.base.errors import UserError, counted, unknown
+from ekiden.core.base.errors import UserError, counted
 from ekiden.core.data.samples import FederatedData, said_in
 from ekiden.core.engine.evaluation import TestSet, of_imbalanced
 from ekiden.core.engine.folder import read_config
@@ -29,10 +29,11 @@ from ekiden.core.training.weights import Weights
 from ekiden.lab.drawing import table_of
 from ekiden.readers.kinds import Inputs
 from ekiden.runs import summary
-from ekiden.runs.config import by_group, inputs_of, not_finished, task_in
+from ekiden.runs.config import inputs_of, not_finished, task_in
 from ekiden.runs.loading import open_models
 from ekiden.runs.measuring import Part, silos_in
 from ekiden.runs.plan import in_memory
+from ekiden.runs.result import Result
 
 Place: TypeAlias = Literal["here", "flower"]
 _GUESS = "always the commonest class"
@@ -115,30 +116,21 @@ def evaluate(options: EvaluateOptions) -> None:
             "--by is for test samples and the global model: leave out --calibrate and --client"
         )
     config = read_config(options.run)
-    if options.client and options.client not in config["clients"]:
-        raise unknown("client", options.client, config["clients"])
-    if options.client and not config.get("on") and not (options.run / "personal").is_dir():
-        raise UserError(f"{options.run} has no personal models: leave out --client")
-    if in_memory(config) and options.by:
+    if not options.data and (why := in_memory(config)):
         raise UserError(
-            f"{options.run} has its data in Python: ekiden.evaluate({str(options.run)!r}, silos, "
-            "by=...)"
+            f"{options.run}: {why}: measure it in Python, by ekiden.evaluate("
+            f"{str(options.run)!r}, silos), or on other data, by --data or --on flower; `ekiden "
+            "show` has what it measured itself"
         )
-    if in_memory(config) and options.weights:
-        raise UserError(
-            f"{options.run} has no data here: with --weights give --on flower, or a run on files "
-            "here"
-        )
-    if not options.data and not config.get("on") and (why := in_memory(config)):
-        return _as_measured(options, why)
     _evaluate_here(options, config)
 
 
 def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     """Measure a run's model on data of this machine."""
     by = divisions(options.by, said_in(config).get("reading", {}).get("group_column", ""))
-    test, data = _judged(options, config, by)
-    scores = test.scores(_model(options, test), personal=bool(options.client), full=True)
+    run, data = _opened(options, config, by)
+    test = run.judge(data)
+    scores = test.scores(_model(options, run, test), personal=bool(options.client), full=True)
     headline = test.task.headline
     wanted = Wanted(options.threshold, options.sensitivity)
     parts = [scores.at(client.test.rows) for client in data.clients]
@@ -154,8 +146,9 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
         table = subgroups_of(test, scores, by, wanted)
         if not options.data and not options.weights:
             keep_subgroups(options.run, table["subgroups"])
-    groups = {"client": {} if options.data else test.by_client(scores)}
-    groups |= {"domain": test.by_domain(scores), "class": test.by_class(scores)}
+    groups = {"client": {}, "domain": test.by_domain(scores), "class": test.by_class(scores)}
+    if not options.data:
+        groups["client"] = test.by_client(scores)
     so_far = summary.summarise(options.run)
     if so_far.metrics and not so_far.finished and not options.weights:
         _print_beside(options, not_finished(config, so_far.last["step"]))
@@ -206,10 +199,10 @@ def _show_groups(
         )
 
 
-def _judged(
+def _opened(
     options: EvaluateOptions, config: Mapping[str, Any], by: Sequence[Division]
-) -> tuple[TestSet, FederatedData]:
-    """Return what measures a run's models, and on which data."""
+) -> tuple[Result, FederatedData]:
+    """Return a run with the metric that is asked for, and the data on which it is measured."""
     run, task = open_models(options.run), task_in(config)
     metric = options.metric
     if options.calibrate and not config["recipe"]["metric"]:
@@ -227,13 +220,13 @@ def _judged(
         data = data.for_tuning()
     if by:
         check_divisions(by, data.dataset)
-    return run.judge(data), data
+    return run, data
 
 
-def _model(options: EvaluateOptions, test: TestSet) -> Weights:
+def _model(options: EvaluateOptions, run: Result, test: TestSet) -> Weights:
     """Return the model that is measured."""
     if options.client:
-        return read_model(options.run, f"personal/{options.client}.safetensors", test.own)
+        return run.personal_model(options.client)
     if options.weights:
         return read_model(options.run, str(options.weights.absolute()), test.build, own=False)
     return read_model(options.run, "model.safetensors", test.build)
@@ -447,38 +440,6 @@ def _on_silos(options: EvaluateOptions) -> None:
     say(f"mean over {found.silos} silos: {', '.join(shown)}")
 
 
-def _as_measured(options: EvaluateOptions, why: str) -> None:
-    """Print what a run measured at its end, if its own data or network were made in Python."""
-    given = (
-        options.calibrate
-        or options.client
-        or options.metric
-        or options.column
-        or options.label_column
-    )
-    again = f"to measure again, ekiden.evaluate({str(options.run)!r}, silos) in Python, or other data by --data"
-    run = summary.summarise(options.run)
-    if given or not run.finished or "loss" not in run.last:
-        raise UserError(f"{options.run}: {why}; {again}")
-    metric, row = summary.headline(run), run.last
-    groups = by_group(row, run.config["clients"], metric)
-    if options.json:
-        counts = {name: sizes[2] for name, sizes in run.config["clients"].items() if sizes}
-        print(
-            json.dumps({metric.name: row[metric.name], "samples": sum(counts.values()), **groups})
-        )
-        return
-    console.print(
-        f"{metric.name} {metric.shown(row[metric.name])}{metric.unit} at the end of the run"
-    )
-    for kind, found in groups.items():
-        table = table_of(kind, name := f"{metric.name}{metric.unit}", right=(name,))
-        for one, value in found.items():
-            table.add_row(one, "-" if value is None else metric.shown(value))
-        console.print(table)
-    say(f"{why}: {again}")
-
-
 def _columns(options: EvaluateOptions, inputs: Inputs) -> dict[str, Any]:
     """Return what the user says about the columns of --data, as fields of `Reading`."""
     found: dict[str, Any] = {}
@@ -498,9 +459,8 @@ def _columns(options: EvaluateOptions, inputs: Inputs) -> dict[str, Any]:
 
 
 def _values(group: str, rows: dict[str, tuple[int, float]], metric: Metric) -> RichTable:
-    table = table_of(
-        group, "samples", value := f"{metric.name}{metric.unit}", right=("samples", value)
-    )
+    value = f"{metric.name}{metric.unit}"
+    table = table_of(group, "samples", value, right=("samples", value))
     for name, (n, score) in rows.items():
-        table.add_row(name, str(n), "-" if isnan(score) else metric.shown(score))
+        table.add_row(name, str(n), metric.shown(score))
     return table

@@ -67,7 +67,7 @@ class CompareOptions:
 def show(options: ShowOptions) -> None:
     """`ekiden show RUN`."""
     refuse_records(options.run)
-    devices = devices_of(options.devices) if options.devices else None
+    devices = devices_of(options.devices)
     if options.json:
         return print_json(summary.as_record(summary.summarise(options.run), devices))
     for number, part in enumerate(drawing.shown(options.run, devices)):
@@ -102,7 +102,7 @@ def log(options: LogOptions) -> None:
 
 def compare(options: CompareOptions) -> None:
     """`ekiden compare RUN...`."""
-    devices = devices_of(options.devices) if options.devices else None
+    devices = devices_of(options.devices)
     runs = summaries(options.runs)
     if not runs:
         raise no_run(options.runs)

@@ -8,8 +8,9 @@ from typing import Annotated
 
 from torch import nn
 
-from ekiden.cli.console import console, no_run, print_json, say
+from ekiden.cli.console import console, print_json, say
 from ekiden.clinic.regressions import Baseline
+from ekiden.commands import exported
 from ekiden.core.base import outside
 from ekiden.core.base.checks import Alias, CountOrZero, Positional, Positive
 from ekiden.core.base.errors import UserError, counted, unknown
@@ -17,18 +18,15 @@ from ekiden.core.base.files import write
 from ekiden.core.engine.folder import read_config
 from ekiden.core.training.private import spent_epsilon
 from ekiden.lab.drawing import table_of
-from ekiden.lab.tables.sweep import expand
 from ekiden.runs import audit as audits
 from ekiden.runs import card as cards
-from ekiden.runs import exporting, predictions
+from ekiden.runs import predictions
 from ekiden.runs.config import not_finished
 from ekiden.runs.loaded_model import ModelSource
 from ekiden.runs.loading import load_model, open_run
 from ekiden.runs.predictions import column_in
 from ekiden.runs.summary import summarise, thresholds_in
-from ekiden.runs.summary import write as write_table
 
-_METRICS = ("parquet", "csv")
 _Out = Annotated[str, Alias("-o")]
 
 
@@ -196,38 +194,12 @@ def _threshold(text: str, run: Path) -> float:
 
 def export(options: ExportOptions) -> None:
     """`ekiden export RUN... -o OUT [--to FORMAT]`."""
-    out = options.out
-    to = options.to or (out.suffix.removeprefix(".") if out else "")
-    if out is None or not to:
+    if options.out is None:
         raise UserError("say what to write: -o OUT.parquet, OUT.onnx, ..., or FOLDER and --to hf")
-    if to not in (known := (*exporting.FORMATS, *_METRICS)):
-        raise unknown("format", to, known)
-    if to in _METRICS:
-        return _export_metrics(options, out, to)
-    if len(options.paths) != 1:
-        raise UserError(f"name one run folder for --to {to}")
-    (run,) = options.paths
-    network = own_network(options.network, run)
-    done = exporting.export(
-        run, to, out, client=options.client, network=network, overwrite=options.overwrite
-    )
-    warn(run)
-    say(
-        f"written to {out}: gives the run's outputs on {done.samples} made-up samples (largest "
-        f"difference {done.difference:.1e})"
-    )
-    say(f"takes {done.takes}")
-
-
-def _export_metrics(options: ExportOptions, out: Path, to: str) -> None:
-    if options.client or options.network:
-        raise UserError("--client and --network are for models: add --to onnx, pt2 or hf")
-    if out.suffix != f".{to}":
-        raise UserError(f"{out} must end in .{to}")
-    if not (folders := expand(options.paths)):
-        raise no_run(options.paths)
-    runs = [summarise(folder) for folder in folders]
-    say(f"{counted(write_table(runs, out), 'row')} of {counted(len(runs), 'run')} written to {out}")
+    network = own_network(options.network, options.paths[0])
+    chosen = (options.to, options.client, network, options.overwrite)
+    for line in exported(options.paths, options.out, *chosen):
+        say(line)
 
 
 def audit(options: AuditOptions) -> None:

@@ -255,7 +255,7 @@ def report(options: ReportOptions) -> None:
     from ekiden.lab.reporting import report as write
 
     with console.status("reading runs") as status:
-        devices = devices_of(options.devices) if options.devices else None
+        devices = devices_of(options.devices)
         found = write(options.runs, options.out, options.details, status.update, devices=devices)
     for folder, why in found.left_out:
         say(f"left out: {folder}: {why}")

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, fields, replace
-from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
 from typing import Any, Never
@@ -16,7 +15,7 @@ from torch import Tensor
 from ekiden.clinic.answers import further
 from ekiden.core import models
 from ekiden.core.base.checks import Count, CountOrZero, admitted, checked
-from ekiden.core.base.errors import DivergenceWarning, UserError, unknown, warn
+from ekiden.core.base.errors import DivergenceWarning, UserError, nearest, unknown, warn
 from ekiden.core.base.settings import Hardware, Training
 from ekiden.core.data.samples import Dataset, FederatedData, Sizes, coming_from, held_by
 from ekiden.core.engine.drive import Row
@@ -49,8 +48,10 @@ from ekiden.core.engine.worker import Setup, Watch, Worker
 from ekiden.core.tasks import Metric, own_metric
 from ekiden.core.training.private import DP, check_honest
 from ekiden.methods import check_needs, method_named, note_few_steps
+from ekiden.readers.columns import Reading
 from ekiden.readers.holdings import Source
-from ekiden.readers.sources import federate
+from ekiden.readers.partition import split
+from ekiden.readers.sources import federate, load
 from ekiden.runs import tracking
 from ekiden.runs.loaded_model import ModelSource
 from ekiden.runs.recipe import Recipe
@@ -59,23 +60,6 @@ from ekiden.runs.tracking import bar, measured
 
 # (step, client) -> whether that client does not answer in that step
 Absent = Callable[[int, str], bool]
-_ELSEWHERE = {
-    **dict.fromkeys(
-        ("seeds", "grid"), "a run has one seed, ekiden.study takes several, and a grid"
-    ),
-    **dict.fromkeys(
-        ("partition", "clients", "num_clients", "val_fraction"),
-        "it is about the data, so give it to ekiden.split",
-    ),
-    **dict.fromkeys(
-        ("label_column", "group_column", "subject_column", "drop_columns", "size", "task"),
-        "it is about the data, so give it to ekiden.load",
-    ),
-    **dict.fromkeys(
-        ("test", "tests", "names"), "it is about the data, so give it to ekiden.federate"
-    ),
-    "subset": "take it of the data, as in ekiden.split(ekiden.load(...).subset(100), 'iid', 3)",
-}
 __all__ = ["Result", "describe", "run", "steps"]
 
 
@@ -88,17 +72,20 @@ def no_argument(name: str, known: Sequence[str], method: object) -> UserError:
         known: those that the function has.
         method: the method that is run; its settings and those of training are known, too.
     """
-    if name in _ELSEWHERE and name not in known:
-        return UserError(f"unknown argument {name!r}: {_ELSEWHERE[name]}")
     kind = type(as_method(method, None))
     owners = {
         Hardware: "is a setting of hardware: give hardware=ekiden.Hardware({}=...)",
         Training: "is a setting of training: give training=ekiden.Training({}=...)",
+        Reading: "is about the data: give it to ekiden.load",
         kind: f"is a setting of the method: give {kind.__name__}({{}}=...) as the method",
     }
     meant = {one.name: words for owner, words in owners.items() for one in fields(owner)}
-    near = next(iter(get_close_matches(name, [*known, *meant], n=1)), "")
-    if near not in meant:
+    for function in (federate, load, split):
+        words = f"is about the data: give it to ekiden.{function.__name__}"
+        # runs have a seed and studies seeds, whatever that of a partition is
+        meant |= dict.fromkeys(signature(function).parameters.keys() - {"seed"}, words)
+    near = next(iter(nearest(name, [*known, *meant], n=1)), "")
+    if near in known or near not in meant:
         return unknown("argument", name, known)
     words = meant[near].format(near)
     if near == name:
@@ -219,7 +206,12 @@ def run(  # noqa: D417  (there are no others)
             "run takes the method, then the data, then the model: ekiden.run(method, data, model)"
         )
     model = admitted("model", model, str | ModelSource)
-    named = model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)
+    named: Any = model
+    if not isinstance(model, str):
+        named = getattr(model, "__name__", type(model).__name__)
+    measure = _measure(metric)
+    if isinstance(measure, Metric):
+        measure = measure.name
     recipe = Recipe(
         method=chosen,
         model=named,
@@ -228,7 +220,7 @@ def run(  # noqa: D417  (there are no others)
         training=training or Training(),
         dp=str(dp),
         seed=seed,
-        metric=metric if isinstance(metric, str) else _measure(metric).name,
+        metric=measure,
         evaluate_every=evaluate_every,
         evaluate_on=evaluate_on,
     )
@@ -532,16 +524,17 @@ def as_federation(data: Any) -> FederatedData:
     )
 
 
-def _measure(metric: Any) -> Metric:
-    """Return the user's own metric."""
-    return metric if isinstance(metric, Metric) else own_metric(metric)
+def _measure(metric: Any) -> Metric | str:
+    """Return a metric by its name, or the user's own."""
+    if isinstance(metric, Metric | str):
+        return metric
+    return own_metric(metric)
 
 
 def with_metric(data: FederatedData, metric: Any) -> FederatedData:
     """Return the federation with the headline metric that the user means."""
     if metric:
-        named = metric if isinstance(metric, str) else _measure(metric)
-        data = data.with_task(replace(data.dataset.task, metric=named))
+        data = data.with_task(replace(data.dataset.task, metric=_measure(metric)))
     # exists
     _ = data.dataset.task.headline
     return data

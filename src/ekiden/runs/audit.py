@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ekiden.core.base.errors import UserError, counted
+from ekiden.core.base.errors import UserError, counted, listed
 from ekiden.core.data.samples import FederatedData, Samples, Subset
 from ekiden.core.training.private import condition, spent_epsilon
 from ekiden.core.training.weights import Weights
@@ -296,11 +296,10 @@ def shown(result: Result) -> list[str]:
         given = [row for row in moved if row.target == reader and row.source != SERVER]
         givers = list(dict.fromkeys(row.source for row in given))
         if givers:
-            named = ", ".join(givers[:5]) + (
-                f" and {len(givers) - 5} more" if len(givers) > 5 else ""
-            )
             given_bytes = size(sum(row.bytes for row in given))
-            lines.append(f"{reader} got {counted(len(given), 'value')} ({given_bytes}) of {named}")
+            lines.append(
+                f"{reader} got {counted(len(given), 'value')} ({given_bytes}) of {listed(givers)}"
+            )
     if method.gives_sums:
         lines.append(
             "values are sums over silos. On one machine they are not masked; between machines, only "

@@ -8,30 +8,18 @@ from typing import Any
 
 from ekiden.clinic.recalibration import kept_subgroups, recalibration_in
 from ekiden.core.base import outside
-from ekiden.core.base.errors import counted
+from ekiden.core.base.errors import counted, listed
 from ekiden.core.data.samples import said_in
 from ekiden.core.engine.method import Method
 from ekiden.core.tasks import Classification, MultiLabel, Regression, Survival
 from ekiden.core.training.private import condition, spent_epsilon
 from ekiden.methods import known
 from ekiden.readers.kinds import Table
-from ekiden.runs.config import flat, inputs_of, not_finished, task_in
+from ekiden.runs.config import flat, inputs_of, last_measured, not_finished, task_in
 from ekiden.runs.loaded_model import LoadedModel
 from ekiden.runs.result import Result
 from ekiden.runs.summary import chosen_model, partition, size, trained
 
-_BODY = """
-`backbone/` is the body of the network for transformers, adapters merged into it:
-
-```python
-from transformers import AutoModel
-
-body = AutoModel.from_pretrained("backbone")
-```
-
-The classifier on top is `head.weight` and `head.bias` in `model.safetensors`. For a text it takes the mean of the last
-hidden states over the tokens that are not padding.
-"""
 _SHARES = ("sensitivity", "specificity")
 # silos that are listed individually
 _MOST = 100
@@ -70,15 +58,12 @@ def card(result: Result) -> str:
     return "\n".join(lines)
 
 
-def usage(model: LoadedModel, takes: str, pretrained: bool = False) -> str:
-    """Return how an exported folder is used in plain PyTorch, and with `pretrained` also in
-    transformers.
-    """
+def usage(model: LoadedModel, takes: str) -> str:
+    """Return how an exported folder is used in plain PyTorch."""
     raw = [f"torch.zeros(1, {', '.join(map(str, model.shape))}, dtype={model.inputs.dtype})"]
     if isinstance(model.inputs, Table):
         count = {"float64": len(model.inputs.numeric), "int64": len(model.inputs.categorical)}
         raw = [f"torch.zeros(1, {n}, dtype=torch.{kind})" for kind, n in count.items() if n]
-    body = _BODY if pretrained else ""
     return f"""
 ## Use
 
@@ -96,11 +81,11 @@ It takes {takes}.
 
 `model.safetensors` holds the parameters of the network by name, `config.json` the classes and the scaling; this
 network takes scaled samples. These two files contain no code.
-{body}"""
+"""
 
 
 def _summary(result: Result) -> str:
-    last, method = _last(result), result.config["recipe"]["method"]
+    last, method = last_measured(result.metrics), result.config["recipe"]["method"]
     kind = known(method)
     about = outside.summary_of(kind) if kind else ""
     text = f"Trained by `{outside.short(method)}` over {len(result.clients)} silos whose data stayed where they were. "
@@ -139,10 +124,7 @@ def _model(config: Mapping[str, Any]) -> list[str]:
         Regression: "the numbers",
         Survival: "the logarithm of the relative hazard, for the time",
     }
-    names = [str(name) for name in config["classes"]]
-    shown = ", ".join(names[:_MOST])
-    if len(names) > _MOST:
-        shown += f" and {len(names) - _MOST} more"
+    shown = listed(config["classes"], _MOST)
     return [*rows, f"- Gives {gives.get(type(task), task.kind)}: {shown}."]
 
 
@@ -166,7 +148,7 @@ def _training(result: Result) -> list[str]:
     config = result.config
     settings = {
         **config["recipe"]["hyperparameters"],
-        **trained(config, _last(result)),
+        **trained(config, last_measured(result.metrics)),
         "seed": config["recipe"]["seed"],
     }
     settings |= {"dp": config["recipe"].get("dp", "")}
@@ -196,7 +178,7 @@ def _communication(result: Result) -> list[str]:
 
 
 def _measured(result: Result) -> list[str]:
-    last = _last(result)
+    last = last_measured(result.metrics)
     if not last:
         return ["Not measured."]
     names = ("accuracy", "majority", "loss", result.headline, *last.get("metrics", {}))
@@ -338,7 +320,7 @@ def _limits(result: Result) -> list[str]:
     ]
     if config.get("on") != "flower":
         lines.append("- The silos were simulated on one machine.")
-    worst = _last(result).get("client_worst")
+    worst = last_measured(result.metrics).get("client_worst")
     if worst is not None:
         lines.append(
             f"- The lowest {result.headline} of a silo is {worst:.4f}: look at the table of silos."
@@ -358,11 +340,6 @@ def _privacy(config: Mapping[str, Any]) -> str:
     return "What a model reveals about its training samples was not measured; no differential privacy was applied."
 
 
-def _last(result: Result) -> Mapping[str, Any]:
-    """Return the last row that was measured."""
-    return next((row for row in reversed(result.metrics) if "loss" in row), {})
-
-
 def _short(name: str) -> str:
     """Return a name without folders, because folders say something about a machine."""
     return name.rstrip("/").rsplit("/", 1)[-1]
@@ -373,7 +350,6 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def _cell(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    if "/" in text:
-        text = _short(text)
-    return text.replace("|", "\\|")
+    if not isinstance(value, str):
+        value = json.dumps(value)
+    return _short(value).replace("|", "\\|")

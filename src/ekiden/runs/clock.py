@@ -105,13 +105,15 @@ PRESETS = {
 """Devices by name. Their numbers are assumptions, to compare methods by; they were not measured."""
 
 
-def devices_of(given: str | os.PathLike[str] | Devices) -> Devices:
+def devices_of(given: str | os.PathLike[str] | Devices) -> Devices | None:
     """Return the devices that a name of `PRESETS` or a TOML file with the fields of `Devices`
-    stands for.
+    stands for; None without a name.
 
     Raises:
         UserError: there is no such name or file, or it has wrong values.
     """
+    if not given:
+        return None
     if isinstance(given, Devices):
         return given
     if str(given) in PRESETS:

@@ -1,10 +1,8 @@
 """Write a trained network as a file for other software, and check it before it is put in place.
 
-An exported model of a table takes unscaled rows: their encoding goes into it. The body of a network
-from transformers becomes a folder that `AutoModel.from_pretrained` opens.
+An exported model of a table takes unscaled rows: their encoding goes into it.
 """
 
-import copy
 import io
 import json
 import logging
@@ -25,7 +23,6 @@ from ekiden._version import __version__
 from ekiden.core.base.checks import plain
 from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.core.base.files import disk_error, safetensors_chunks, write
-from ekiden.core.models.pretrained import Decoder, Encoder
 from ekiden.core.tasks import Classification, Regression, recorded
 from ekiden.core.training.frozen import fixed
 from ekiden.readers.dates import DAY
@@ -38,8 +35,6 @@ from ekiden.runs.predictions import check_free
 _DOMAIN, _VERSION = "ai.onnx.ml", 3
 # samples that both models are compared on
 _COMPARED = 64
-# relative to the largest feature
-_APART = 1e-3
 FORMATS = ("onnx", "pt2", "hf")
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
 """How far an output of the exported model may be from ours: ABSOLUTE + RELATIVE · |ours|."""
@@ -219,67 +214,6 @@ def _free_names(graph: Any, taken: set[str]) -> None:
             value.name = f"ekiden.{k}.{value.name}"
 
 
-def save_backbone(model: LoadedModel, x: Tensor, folder: Path) -> bool:
-    """Write the body of the network to `folder`/backbone, with its adapters merged, and open it
-    again to compare.
-
-    Returns:
-        Whether the network has a body of transformers; otherwise nothing is written.
-    """
-    features = getattr(model.network, "features", None)
-    if not isinstance(features, Encoder | Decoder):
-        return False
-    # an extra that is here, as the network was built by it
-    from transformers import AutoModel
-
-    body: Any = merged(features.backbone)
-    place = folder / "backbone"
-    body.save_pretrained(place, state_dict=dict(body.state_dict()))
-    if (
-        isinstance(model.inputs, Tokens)
-        and (Path(model.inputs.tokenizer) / "tokenizer.json").is_file()
-    ):
-        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-            if (file := Path(model.inputs.tokenizer) / name).is_file():
-                shutil.copy(file, place / name)
-    again = copy.deepcopy(features)
-    again.backbone = AutoModel.from_pretrained(place, use_safetensors=True).eval()
-    x = x if model.inputs.ragged else x.float() / 255
-    with torch.inference_mode():
-        ours, theirs = features(x), again(x)
-    if float((ours - theirs).abs().max()) > _APART * float(ours.abs().max()):
-        raise UserError(
-            "the body of the network cannot be written for transformers, because its outputs would "
-            "differ: use --to=pt2"
-        )
-    return True
-
-
-def merged(backbone: nn.Module) -> nn.Module:
-    """Return a copy in which nothing is frozen, and each layer with an adapter is merged with
-    it.
-    """
-    body = copy.deepcopy(backbone)
-    for path, value in list(fixed(body)):
-        above, _, name = path.rpartition(".")
-        part = body.get_submodule(above)
-        del part._buffers[name]
-        part._non_persistent_buffers_set.discard(name)
-        if value.is_floating_point():
-            part.register_parameter(name, nn.Parameter(value.clone(), requires_grad=False))
-        else:
-            part.register_buffer(name, value)
-    adapted = [
-        (path, part) for path, part in body.named_modules() if hasattr(part, "get_base_layer")
-    ]
-    for path, part in adapted:
-        layer: Any = part
-        layer.merge()
-        above, _, name = path.rpartition(".")
-        setattr(body.get_submodule(above), name, layer.get_base_layer())
-    return body
-
-
 def made_up(model: LoadedModel) -> Any:
     """Return raw samples from a fixed seed, on which both models are compared: a tensor (n, ...), or
     rows of an Arrow table, among them rows with missing numbers and unknown categories.
@@ -343,7 +277,7 @@ def export(
     makers: dict[str, Callable[[], Program]] = {
         "onnx": lambda: _onnx(model, unfinished),
         "pt2": lambda: _pt2(model, unfinished),
-        "hf": lambda: _hf(model, unfinished, run, network, raw),
+        "hf": lambda: _hf(model, unfinished, run, network),
     }
     try:
         difference = _compared(model, makers[to](), raw)
@@ -353,7 +287,9 @@ def export(
     except OSError as error:
         raise disk_error(error, path) from None
     finally:
-        shutil.rmtree(unfinished) if unfinished.is_dir() else unfinished.unlink(missing_ok=True)
+        if unfinished.is_dir():
+            shutil.rmtree(unfinished)
+        unfinished.unlink(missing_ok=True)
     return Exported(path, len(raw), difference, takes(model, named=to == "onnx"))
 
 
@@ -521,9 +457,7 @@ def _onnx(model: LoadedModel, file: Path) -> Program:
     return answer
 
 
-def _hf(
-    model: LoadedModel, folder: Path, run: Path, network: ModelSource | None, raw: Any
-) -> Program:
+def _hf(model: LoadedModel, folder: Path, run: Path, network: ModelSource | None) -> Program:
     folder.mkdir()
     result = open_run(run, network=network)
     state = {name: value.detach() for name, value in model.network.state_dict().items()} | dict(
@@ -538,11 +472,10 @@ def _hf(
     }
     write(folder / "model.safetensors", safetensors_chunks(state, {"format": "pt"}))
     answers = _pt2(model, folder / "model.pt2")
-    pretrained = save_backbone(model, raw, folder)
     write(folder / "config.json", [json.dumps(config, indent=2).encode() + b"\n"])
     write(
         folder / "README.md",
-        [(front_matter(model) + card(result) + usage(model, config["takes"], pretrained)).encode()],
+        [(front_matter(model) + card(result) + usage(model, config["takes"])).encode()],
     )
     return answers
 

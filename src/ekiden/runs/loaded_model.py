@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ekiden.clinic.recalibration import Recalibrated, Recalibration, recalibration_in
 from ekiden.clinic.regressions import Baseline
-from ekiden.core.base.errors import UserError
+from ekiden.core.base.errors import UserError, listed
 from ekiden.core.data.augment import normalise
 from ekiden.core.tasks import Task
 from ekiden.readers.kinds import Images, Inputs, Table
@@ -133,7 +133,7 @@ class LoadedModel(nn.Module):
     def _nameless(self, what: str) -> UserError:
         """Return the refusal of rows of a table without names of columns."""
         table = Table.of(self.inputs)
-        columns = ", ".join((*table.numeric, *table.categorical)[:10])
+        columns = listed([*table.numeric, *table.categorical], 10)
         return UserError(
             f"{what} does not say which columns it has: give a frame or a dict with {columns}"
         )

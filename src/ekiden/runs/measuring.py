@@ -12,7 +12,7 @@ from ekiden.clinic.answers import further, subgroups_of
 from ekiden.clinic.regressions import Baseline, baseline_of
 from ekiden.clinic.subgroups import check_divisions, divisions
 from ekiden.core.base.checks import made
-from ekiden.core.base.errors import UserError
+from ekiden.core.base.errors import UserError, listed
 from ekiden.core.data.samples import Dataset, FederatedData, Samples, said_in
 from ekiden.core.engine.drive import Row
 from ekiden.core.engine.evaluation import Built, TestSet
@@ -198,10 +198,9 @@ def _check_like(dataset: Dataset, config: Mapping[str, Any]) -> None:
     """Refuse data that would be measured with another meaning."""
     classes, own = tuple(config["classes"]), inputs_of(config)
     if dataset.classes != classes:
-        ours, theirs = (", ".join(names[:10]) for names in (classes, dataset.classes))
         raise UserError(
-            f"the model gives {ours}; the labels of these data are {theirs}: evaluate on data with "
-            "the same labels"
+            f"the model gives {listed(classes, 10)}; the labels of these data are "
+            f"{listed(dataset.classes, 10)}: evaluate on data with the same labels"
         )
     if own.agreed and dataset.inputs != own:
         raise UserError(

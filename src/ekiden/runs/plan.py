@@ -91,27 +91,27 @@ class Plan(Checked, Generic[M]):
         if self.partition != "auto":
             parse(self.partition)
 
-    def federation(self, dataset: Dataset | None = None) -> FederatedData:
-        """Return the data, divided among the clients. Pass `dataset` if the data are already
-        loaded.
-        """
-        without = self.without.split(",") if self.without else []
-        if self.reading.group_column and self.partition in ("auto", "natural") and not self.clients:
+    def federation(self) -> FederatedData:
+        """Return the data, divided among the clients."""
+        late = tuple(filter(None, self.without.split(",")))
+        early: tuple[str, ...] = ()
+        natural = self.partition in ("auto", "natural") and not self.clients
+        if self.reading.group_column and natural:
             # read as if they had never been there
-            dataset, without = self.dataset(without), []
-        data = api.with_metric(self._divided(dataset), self.recipe.metric)
-        if without:
-            data = data.without(*without)
+            early, late = late, early
+        data = api.with_metric(self._divided(early), self.recipe.metric)
+        if late:
+            data = data.without(*late)
         if self.tune:
             data = data.for_tuning()
         return data
 
-    def _divided(self, dataset: Dataset | None) -> FederatedData:
+    def _divided(self, without: Sequence[str] = ()) -> FederatedData:
         if self.silos and (self.partition != "auto" or self.clients is not None):
             raise UserError(
                 "--silos says which silo holds what: leave out --partition and --clients"
             )
-        if dataset is None and not self.silos:
+        if not self.silos:
             given = silos(self.data, val_fraction=self.val_fraction, seed=self._data_seed)
             if given is not None:
                 if (
@@ -130,11 +130,13 @@ class Plan(Checked, Generic[M]):
                         "out --task"
                     )
                 return given
-        dataset = dataset or self.dataset()
-        partition = parse(self.partition if self.partition != "auto" else _usual(dataset))
+        dataset = self.dataset(without)
+        chosen = self.partition
+        if chosen == "auto":
+            chosen = _usual(dataset)
         how: dict[str, Any] = {"seed": self._data_seed, "val_fraction": self.val_fraction}
         try:
-            return split(dataset, partition, self.clients, **how)
+            return split(dataset, parse(chosen), self.clients, **how)
         except Unmet:
             if self.partition != "auto":
                 raise
@@ -147,10 +149,12 @@ class Plan(Checked, Generic[M]):
 
     def dataset(self, without: Sequence[str] = ()) -> Dataset:
         """Return the data before they are divided, without some natural owners."""
-        reading = self.reading.for_model(self.recipe.model)
-        more = {"without": without} if without else {}
-        found = loaded(self.data, self.silos, self.size, reading, self.task, **more)
-        return found if self.subset is None else found.subset(self.subset, self._data_seed)
+        columns = self.reading.for_model(self.recipe.model).chosen()
+        how: dict[str, Any] = {"size": self.size, "task": self.task.replace("auto", ""), **columns}
+        found = join(self.silos, **how) if self.silos else load(self.data, without=without, **how)
+        if self.subset is None:
+            return found
+        return found.subset(self.subset, self._data_seed)
 
     def run(
         self,
@@ -203,20 +207,9 @@ def _usual(dataset: Dataset) -> str:
     """Return how a data set is divided if nobody says: as it came, if it has silos or domains."""
     if dataset.groups:
         return "natural"
-    return "domains" if dataset.domains else "dirichlet:0.5"
-
-
-def loaded(
-    data: str,
-    silos: tuple[str, ...],
-    size: int | None,
-    reading: Reading,
-    task: TaskName = "auto",
-    **more: Any,
-) -> Dataset:
-    """Return the data that `data` names, or the files of `silos`."""
-    how: dict[str, Any] = {"size": size, "task": "" if task == "auto" else task, **reading.chosen()}
-    return join(silos, **how) if silos else load(data, **how, **more)
+    if dataset.domains:
+        return "domains"
+    return "dirichlet:0.5"
 
 
 def from_json(values: dict[str, Any]) -> Plan[Method]:

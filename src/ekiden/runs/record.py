@@ -61,7 +61,7 @@ class RunRecord:
     @property
     def last(self) -> Row:
         """The row of metrics of the last step; empty before the first."""
-        return self.metrics[-1] if self.metrics else {}
+        return next(reversed(self.metrics), {})
 
     @property
     def weights(self) -> Weights | None:

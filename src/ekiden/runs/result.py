@@ -48,7 +48,8 @@ class Result(RunRecord):
         Raises:
             UserError: there are no such devices.
         """
-        return timed(devices_of(devices), self.clients, len(self.metrics), self.ledger, self.passes)
+        chosen = devices_of(devices) or Devices()
+        return timed(chosen, self.clients, len(self.metrics), self.ledger, self.passes)
 
     def history(self) -> "pandas.DataFrame":
         """Return the metrics as a DataFrame with one row a step, indexed by the step.

@@ -53,9 +53,9 @@ def _html(text: str) -> str:
 
 def _folded(kind: str, values: Mapping[str, float | None], metric: Metric) -> str:
     """Return a table in HTML, folded until it is clicked."""
-    shown = {name: "–" if value is None else metric.shown(value) for name, value in values.items()}
     rows = "".join(
-        f"<tr><th>{_html(name)}</th><td>{value}</td></tr>" for name, value in shown.items()
+        f"<tr><th>{_html(name)}</th><td>{metric.shown(value)}</td></tr>"
+        for name, value in values.items()
     )
     head = f"<summary>{_html(metric.name)}{metric.unit} by {kind}</summary>"
     return f"<details>{head}<table>{rows}</table></details>"

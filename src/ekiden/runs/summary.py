@@ -33,7 +33,7 @@ from ekiden.core.training.private import condition, spent_epsilon
 from ekiden.methods import known
 from ekiden.readers.sources import NAMED
 from ekiden.runs.clock import Devices, Timed, timed
-from ekiden.runs.config import coefficients_in, data_name, flat, task_in
+from ekiden.runs.config import coefficients_in, data_name, flat, last_measured, task_in
 from ekiden.runs.plan import in_memory
 from ekiden.runs.recipe import recipe_of
 
@@ -79,7 +79,7 @@ class Summary:
     @property
     def last(self) -> dict[str, Any]:
         """The last row of metrics."""
-        return self.metrics[-1] if self.metrics else {}
+        return next(reversed(self.metrics), {})
 
 
 def summarise(folder: Path) -> Summary:
@@ -247,7 +247,7 @@ def imbalance(run: Summary) -> str:
 
 def headline(run: Summary) -> Metric:
     """Return the headline metric of a run, by the last row that was measured."""
-    row: Mapping[str, Any] = next((row for row in reversed(run.metrics) if "loss" in row), {})
+    row = last_measured(run.metrics)
     return metric_named(run.config, str(row.get("metric", "accuracy")))
 
 

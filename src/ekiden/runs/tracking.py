@@ -80,7 +80,7 @@ def measured(metric: Metric, row: Row) -> str:
     value = row.get(metric.name)
     if value is None:
         return ""
-    return f"{metric.name} {100 * value:.1f} %" if metric.share else f"{metric.name} {value:.4g}"
+    return f"{metric.name} {metric.shown(value)}{metric.unit}"
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,11 @@ EXPORT = [
         "unknown format 'onx': did you mean 'onnx'",
     ),
     ("no output", "export digits --to onnx", "say what to write: -o OUT.parquet"),
-    ("two runs", "export digits pictures --to onnx -o a.onnx", "name one run folder for --to onnx"),
+    (
+        "two runs",
+        "export digits pictures --to onnx -o a.onnx",
+        "a model is of one run: give one run folder",
+    ),
     ("an output that is there", "export digits --to onnx -o there.onnx", "there.onnx exists"),
     (
         "a folder that is not empty",
@@ -205,7 +209,7 @@ EXPORT = [
     (
         "metrics with a client",
         "export digits -o out.csv --client client-1",
-        "--client and --network are for models",
+        "a client and a network are for models",
     ),
     ("metrics without a file", "export digits", "say what to write: -o OUT.parquet, OUT.onnx"),
     (

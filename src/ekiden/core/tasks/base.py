@@ -86,8 +86,12 @@ class Metric:
             return value
         return -value
 
-    def shown(self, value: float) -> str:
-        """Return `value` as tables print it, in percent if it is a share."""
+    def shown(self, value: float | None) -> str:
+        """Return `value` as tables print it, in percent if it is a share; a dash if it is not
+        defined.
+        """
+        if value is None or isnan(value):
+            return "-"
         if self.share:
             return f"{100 * value:.2f}"
         return f"{value:.4g}"

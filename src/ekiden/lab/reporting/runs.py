@@ -4,7 +4,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from ekiden.core.base import outside
 from ekiden.core.base.errors import UserError
-from ekiden.core.data.samples import Dataset, FederatedData, said_in
+from ekiden.core.data.samples import FederatedData, said_in
 from ekiden.core.engine.evaluation import TestSet
 from ekiden.core.engine.folder import settings_in
 from ekiden.core.engine.setup import check_same_data
@@ -22,10 +21,8 @@ from ekiden.lab.tables import verdicts
 from ekiden.lab.tables.sweep import MARK, OWN, Sweep, cell_of, opened, refuse_records, runs_in
 from ekiden.lab.tables.verdicts import CellResult
 from ekiden.methods import known
-from ekiden.readers.columns import Reading
 from ekiden.runs.loaded_model import ModelSource
 from ekiden.runs.loading import open_models
-from ekiden.runs.plan import TaskName, loaded, stored
 from ekiden.runs.result import Result
 from ekiden.runs.summary import (
     Summary,
@@ -334,24 +331,10 @@ class Opener:
         return Opened(run, data, test, models, personal)
 
     def _of(self, run: Summary, result: Result) -> FederatedData:
-        if "plan" in run.config:
-            plan = stored(run.folder)
-            reading = plan.reading.for_model(plan.recipe.model)
-            data = plan.federation(_dataset(plan.data, plan.silos, plan.size, reading, plan.task))
-        elif self.data is None:
+        if "plan" in run.config or self.data is None:
             return result.data()
-        else:
-            data = self.data
-        check_same_data(run.config, result.build.method, data, run.folder)
-        return data
-
-
-@lru_cache(maxsize=2)
-def _dataset(
-    data: str, silos: tuple[str, ...], size: int | None, reading: Reading, task: TaskName
-) -> Dataset:
-    """Read and decode the data once for all runs of a report."""
-    return loaded(data, silos, size, reading, task)
+        check_same_data(run.config, result.build.method, self.data, run.folder)
+        return self.data
 
 
 def accuracies(opened: Opened) -> dict[str, Mapping[str, tuple[int, float]]]:
