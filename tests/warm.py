@@ -49,7 +49,7 @@ def warm_processes() -> Iterator[None]:
         ["ekiden.cli.runs", "ekiden.cli.app", "pytest", "sklearn.datasets"]
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ekiden.core.engine.local.SpawnProcess", WarmProcess)
+        patch.setattr("ekiden.core.engine.local.set_forkserver_preload", lambda names: None)
         patch.setattr("ekiden.lab.launch.get_context", lambda method: WarmContext())
         yield
 

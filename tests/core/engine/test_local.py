@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,6 +92,21 @@ def test_arguments_that_clients_of_a_step_share_are_written_once() -> None:
     shared.clear()
     assert not path.exists()
     pool.close()
+
+
+def network(value: str) -> nn.Module:
+    """Refuses an environment that has another value."""
+    assert os.environ["EKIDEN_TRIED"] == value
+    return Tiny()
+
+
+def test_processes_have_the_environment_of_their_run(
+    blobs: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that they are forks of began in an earlier one."""
+    for value in "ab":
+        monkeypatch.setenv("EKIDEN_TRIED", value)
+        run(FedAvg(rounds=1, epochs=1), blobs, partial(network, value), workers=2)
 
 
 @pytest.mark.parametrize("inside", ["a lambda", "a class", "a module with a lambda"])

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
-from multiprocessing import current_process, parent_process
+from multiprocessing import current_process, parent_process, set_forkserver_preload
 from multiprocessing.connection import wait
-from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from operator import is_
 from pathlib import Path
@@ -33,6 +32,15 @@ from ekiden.core.engine.wire import Ref
 from ekiden.core.engine.worker import Job, Outcome, Setup, Worker
 from ekiden.core.training.fit import Work
 from ekiden.core.training.weights import Weights
+
+# Forks of a process that has imported torch start at once. Elsewhere than on Linux, libraries of the
+# system do not allow forks.
+if sys.platform == "linux":
+    from multiprocessing.context import ForkServerContext as WorkerContext
+    from multiprocessing.context import ForkServerProcess as WorkerProcess
+else:
+    from multiprocessing.context import SpawnContext as WorkerContext
+    from multiprocessing.context import SpawnProcess as WorkerProcess
 
 
 @dataclass(frozen=True)
@@ -305,16 +313,16 @@ class InProcess:
         """Nothing to release."""
 
 
-class _Workers(SpawnContext):
+class _Workers(WorkerContext):
     """Makes the worker processes and keeps a list of them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: list[SpawnProcess] = []
+        self.made: list[WorkerProcess] = []
 
-    def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override]
+    def Process(self, *args: Any, **kwargs: Any) -> WorkerProcess:  # type: ignore[override]
         """Make one. Its name tells `refuse_within_worker` that it is a worker."""
-        self.made.append(SpawnProcess(*args, **(kwargs | {"name": _NAME})))
+        self.made.append(WorkerProcess(*args, **(kwargs | {"name": _NAME})))
         return self.made[-1]
 
     def death(self) -> UserError:
@@ -374,8 +382,11 @@ class Processes:
         self._setup = setup
         self._sent: tuple[int, tuple[Any, ...], SharedArguments | bytes] = -1, (), b""
         self._processes = _Workers()
+        # what this process has loaded, its forks need too
+        set_forkserver_preload([name for name in sys.modules if name.startswith("ekiden.")])
         # pickling shares the samples' memory
-        self._pool = ProcessPoolExecutor(workers, self._processes, _start, (setup, clients))
+        started = setup, clients, dict(os.environ)
+        self._pool = ProcessPoolExecutor(workers, self._processes, _start, started)
 
     def submit(self, job: Job, journal: Path | None) -> Pending:
         """Send the job to a free process."""
@@ -441,7 +452,8 @@ def refuse_within_worker() -> None:
     to do.
     """
     if current_process().name == _NAME:
-        sys.exit(_RERUN)
+        # an exception would reach the script, and a fork would end with 1
+        os._exit(_RERUN)
 
 
 def end_with_parent() -> None:
@@ -456,10 +468,13 @@ def end_with_parent() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def _start(setup: Setup, clients: Mapping[str, ClientData]) -> None:
+def _start(setup: Setup, clients: Mapping[str, ClientData], environment: Mapping[str, str]) -> None:
     """Prepare a worker process."""
     global _worker  # noqa: PLW0603
     end_with_parent()
+    # the process that it is a fork of may have others
+    os.environ.clear()
+    os.environ.update(environment)
     _worker = Worker(setup, clients)
 
 
