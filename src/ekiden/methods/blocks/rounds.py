@@ -122,6 +122,17 @@ class Reply(NamedTuple):
 
     model: Weights  # what it trained
     weight: Annotated[float, OwnSamples]  # its weight in the average, before normalisation
+    change: Weights | None = None  # of a vector that server and client keep
+
+    @classmethod
+    def of(
+        cls, client: Client, model: Weights, weighting: Weighting, change: Weights | None = None
+    ) -> Self:
+        """Return a reply with the weight n_i, or 1 for all clients."""
+        weight = 1.0
+        if weighting == "samples":
+            weight = float(client.n)
+        return cls(model, weight, change)
 
 
 class EqualReply(NamedTuple):
@@ -196,11 +207,6 @@ def with_sizes(
 def mean_size(sizes: Mapping[str, int]) -> float:
     """Return n/N as far as it is known; 0 if no client was asked."""
     return sum(sizes.values()) / max(len(sizes), 1)
-
-
-def sample_weight(client: Client, weighting: Weighting) -> float:
-    """Return n_i, or 1 for all clients."""
-    return float(client.n) if weighting == "samples" else 1.0
 
 
 def shortened(
@@ -322,66 +328,6 @@ def accumulation(steps: int, momentum: float, pull: float = 0.0) -> float:
     return distance
 
 
-def alone(method: Any) -> Gives | None:
-    """Say what the task of a `SecureMethod` gives that the server reads of each client."""
-    return None if method.secure else "model"
-
-
-def together(method: Any) -> Gives | None:
-    """Say what its task gives of which the server reads the sum."""
-    return "sum" if method.secure else None
-
-
-class SecureMethod(ParallelMethod):
-    """A method of rounds whose server can do with sums of what clients send."""
-
-    # whether it gets no more than that: fixed point, so that masks between machines hide all but
-    # the sums
-    secure: bool
-    # whether a run may leave a missing silo out of one sum and not of the next one; the parts of two
-    # sums must then differ, as those of silos that train in between do
-    regroups: ClassVar[bool] = True
-
-    def middle(self, fed: Fed, chosen: Sequence[str], vector: Tensor, *about: Any) -> Middle:
-        """Return the mean of the clients' models; changes are divided by all N clients, so that the
-        vector stays the mean of all that clients keep.
-
-        Args:
-            fed: the federation.
-            chosen: who takes part.
-            vector: what the server keeps; its shape if it keeps nothing.
-            about: the arguments of `train` and `add`, the model first.
-        """
-        n = len(fed.clients)
-        if self.secure:
-            sums: ModelSums = fed.sum(self.add, chosen, *about, len(chosen), at="server")
-            if len(sums.further):
-                vector = vector + sums.vector(vector) / n
-            return Middle(sums.mean(about[0]), float(sums.clients), vector)
-        models = RunningMean()
-        answered = 0
-        for reply in fed.each([fed.call(self.train, k, *about) for k in chosen], at_least=1):
-            models.add(reply.model, reply.weight)
-            answered += 1
-            if reply.change is not None:
-                vector = vector + reply.change.params / n
-            del reply
-        return Middle(models.model, float(answered), vector)
-
-    @abstractmethod
-    def train(self, client: Client, *args: Any, **kwargs: Any) -> Any:
-        """Train from the global model."""
-
-    @abstractmethod
-    def add(self, client: Client, *args: Any, **kwargs: Any) -> Any:
-        """Train like `train`, and add the result to the sum."""
-
-    def part(self, clients: int, reply: Any) -> "ModelSums":
-        """Return what a reply adds to the sums of this number of clients."""
-        vector = None if reply.change is None else reply.change.params
-        return ModelSums.of(clients, reply.model, reply.weight, vector)
-
-
 @dataclass(frozen=True, eq=False)
 class ModelSums(WholeSums):
     """What clients of a round add up, in fixed point."""
@@ -452,17 +398,88 @@ class ModelSums(WholeSums):
         return found
 
 
-def trainable(model: Size) -> int:
-    """Return P, the number of the model's trainable values."""
-    return len(model.network.weights().params)
+def alone(method: Any) -> Gives | None:
+    """Say what the task of a `SecureMethod` gives that the server reads of each client."""
+    return None if method.secure else "model"
 
 
-def secure_size(model: Size, *others: int) -> int:
-    """Return the bytes of `ModelSums`: 8 for each value of the model and of `others`, and for two
-    numbers.
-    """
-    values = model.network.weights()
-    return 8 * (len(values.params) + len(values.buffers) + len(values.counters) + sum(others) + 2)
+def together(method: Any) -> Gives | None:
+    """Say what its task gives of which the server reads the sum."""
+    return "sum" if method.secure else None
+
+
+class SecureMethod(ParallelMethod):
+    """A method of rounds whose server can do with sums of what clients send."""
+
+    # whether it gets no more than that: fixed point, so that masks between machines hide all but
+    # the sums
+    secure: bool
+    # whether a run may leave a missing silo out of one sum and not of the next one; the parts of two
+    # sums must then differ, as those of silos that train in between do
+    regroups: ClassVar[bool] = True
+
+    def middle(self, fed: Fed, chosen: Sequence[str], vector: Tensor, *about: Any) -> Middle:
+        """Return the mean of the clients' models; changes are divided by all N clients, so that the
+        vector stays the mean of all that clients keep.
+
+        Args:
+            fed: the federation.
+            chosen: who takes part.
+            vector: what the server keeps; its shape if it keeps nothing.
+            about: the arguments of `train` and `add`, the model first.
+        """
+        n = len(fed.clients)
+        if self.secure:
+            sums: ModelSums = fed.sum(self.add, chosen, *about, len(chosen), at="server")
+            if len(sums.further):
+                vector = vector + sums.vector(vector) / n
+            return Middle(sums.mean(about[0]), float(sums.clients), vector)
+        models = RunningMean()
+        answered = 0
+        for reply in fed.each([fed.call(self.train, k, *about) for k in chosen], at_least=1):
+            models.add(reply.model, reply.weight)
+            answered += 1
+            if reply.change is not None:
+                vector = vector + reply.change.params / n
+            del reply
+        return Middle(models.model, float(answered), vector)
+
+    @abstractmethod
+    def train(self, client: Client, *args: Any, **kwargs: Any) -> Any:
+        """Train from the global model."""
+
+    @abstractmethod
+    def add(self, client: Client, *args: Any, **kwargs: Any) -> Any:
+        """Train like `train`, and add the result to the sum."""
+
+    def part(self, clients: int, start: Weights, reply: Any) -> ModelSums:
+        """Return what a reply to the model `start` adds to the sums of this number of clients."""
+        vector = None
+        if reply.change is not None:
+            vector = reply.change.params
+        return ModelSums.of(clients, reply.model, reply.weight, vector)
+
+    def uploaded(self, model: Size, plain: int, vectors: int = 0, numbers: int = 0) -> int:
+        """Return the bytes that a client sends: `plain`, or if secure 8 for each value of a model
+        and two numbers, and of so many further vectors of parameters and numbers.
+        """
+        if not self.secure:
+            return plain
+        values = model.network.weights()
+        rest = len(values.buffers) + len(values.counters)
+        return 8 * ((1 + vectors) * len(values.params) + rest + numbers + 2)
+
+
+class SummingMethod(SecureMethod):
+    """A method whose clients train from the model and the number of the round alone."""
+
+    @on_client(gives=together)
+    def add(
+        self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None
+    ) -> ModelSums:
+        """Train like `train`, and add the result to the sum."""
+        own = self.part(clients, model, self.train(client, model, round))
+        return client.added(before, own, (model, round, clients))
 
 
 class RobustMethod(ParallelMethod):
@@ -483,9 +500,9 @@ class RobustMethod(ParallelMethod):
         # A mean needs one reply at a time in memory, other rules all of them.
         if self.combine == "mean" and not self.clip_update:
             middle = RunningMean()
-            for model, weight in fed.each(asked.values(), at_least=1):
-                middle.add(model, weight)
-                del model
+            for reply in fed.each(asked.values(), at_least=1):
+                middle.add(reply.model, reply.weight)
+                del reply
             return middle.model
         replies = arrived(fed, asked)
         models = shortened(fed, {k: r.model for k, r in replies.items()}, start, self.clip_update)
@@ -495,7 +512,7 @@ class RobustMethod(ParallelMethod):
         return result
 
 
-class AveragingMethod(RobustMethod, SecureMethod):
+class AveragingMethod(RobustMethod, SummingMethod):
     """A method of rounds in which the server averages models, or takes their sum alone."""
 
     def check(self, clients: Sequence[str]) -> None:
@@ -503,12 +520,15 @@ class AveragingMethod(RobustMethod, SecureMethod):
         there.
         """
         super().check(clients)
-        single = f"--combine {self.combine}" if self.combine != "mean" else "--clip-update"
-        if self.secure and (self.combine != "mean" or self.clip_update):
-            raise UserError(
-                f"{single} needs single models, --secure shows the server only their sum: leave out "
-                "one of them"
-            )
+        for option, needed in (
+            (f"--combine {self.combine}", self.combine != "mean"),
+            ("--clip-update", self.clip_update > 0),
+        ):
+            if self.secure and needed:
+                raise UserError(
+                    f"{option} needs single models, --secure shows the server only their sum: leave "
+                    "out one of them"
+                )
 
     def averaged(self, fed: Fed, model: Weights, round: int) -> Weights:
         """Return what the clients of a round make of `model`, combined."""
@@ -521,18 +541,8 @@ class AveragingMethod(RobustMethod, SecureMethod):
     def train(self, client: Client, model: Weights, round: int) -> Reply:
         """Train from the global model."""
 
-    @on_client(gives=together)
-    def add(
-        self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None
-    ) -> ModelSums:
-        """Train like `train`, and add the result to the sum."""
-        reply = self.train(client, model, round)
-        own = ModelSums.of(clients, reply.model, reply.weight)
-        return client.added(before, own, (model, round, clients))
-
     def cost(self, clients: int, model: Size) -> int:
         """T·m·(2M + 8): the model down and up, a weight up, for m = ⌈cN⌉ clients a round; 8 bytes a
         value up if secure.
         """
-        up = secure_size(model) if self.secure else model + 8
-        return self.replies(clients) * (model + up)
+        return self.replies(clients) * (model + self.uploaded(model, model + 8))

@@ -94,7 +94,7 @@ class FedAvg(AveragingMethod):
     def train(self, client: Client, model: Weights, round: int) -> shared.Reply:
         """Train for E epochs from the global model."""
         trained = client.fit(model, epochs=self.epochs, training=self.training(client, round))
-        return shared.Reply(trained, shared.sample_weight(client, self.weighting))
+        return shared.Reply.of(client, trained, self.weighting)
 
     def update(self, s: ServerOptimizer, model: Weights, target: Weights) -> ServerOptimizer:
         """Compute the server's step from `model` towards the average."""

@@ -21,7 +21,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.methods.blocks import rounds as shared
-from ekiden.methods.blocks.rounds import EqualReply, ModelSums, SecureMethod, secure_size, trainable
+from ekiden.methods.blocks.rounds import EqualReply, ModelSums, SecureMethod
 
 
 class Memory(NamedTuple):
@@ -145,7 +145,7 @@ class FedDC(SecureMethod):
         before: ModelSums | None,
     ) -> ModelSums:
         """Train like `train`, and add the result to the sums."""
-        own = self.part(clients, self.train(client, model, gradient, size, round))
+        own = self.part(clients, model, self.train(client, model, gradient, size, round))
         return client.added(before, own, (model, gradient, size, round, clients))
 
     def cost(self, clients: int, model: Size) -> int:
@@ -162,9 +162,6 @@ class FedDC(SecureMethod):
 
     def traffic(self, clients: int, model: Size) -> int:
         """Return the bytes of all rounds."""
-        down = up = (1 + self.gradient_correction) * model
-        if self.secure and self.gradient_correction:
-            up = secure_size(model, trainable(model))
-        elif self.secure:
-            up = secure_size(model)
-        return self.replies(clients) * (down + up)
+        vectors = int(self.gradient_correction)
+        down = (1 + vectors) * model
+        return self.replies(clients) * (down + self.uploaded(model, down, vectors))

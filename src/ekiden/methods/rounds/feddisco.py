@@ -25,7 +25,7 @@ from ekiden.authoring import (
 )
 from ekiden.core.base.sums import fixed, real
 from ekiden.methods.blocks import rounds as shared
-from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, secure_size
+from ekiden.methods.blocks.rounds import ModelSums, SecureMethod
 from ekiden.methods.blocks.sums import WholeSums
 
 Measure = Literal["kl", "l1", "l2", "cosine"]
@@ -161,10 +161,10 @@ class FedDisco(SecureMethod):
         """T·m·(2M + 16): the model down and up, two numbers up. If secure, T·m·M down, 8 bytes a
         value up, and 24N.
         """
-        calls = self.replies(clients)
+        labels = 0
         if self.secure:
-            return calls * (model + secure_size(model)) + 24 * clients
-        return calls * (2 * model + 16)
+            labels = 24 * clients
+        return self.replies(clients) * (model + self.uploaded(model, model + 16)) + labels
 
 
 def discrepancy(counts: Tensor, measure: Measure) -> float:

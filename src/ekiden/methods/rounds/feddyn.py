@@ -20,7 +20,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.methods.blocks import rounds as shared
-from ekiden.methods.blocks.rounds import EqualReply, ModelSums, SecureMethod, secure_size
+from ekiden.methods.blocks.rounds import EqualReply, SummingMethod
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Dynamic(State):
 
 
 @dataclass(frozen=True)
-class FedDyn(SecureMethod):
+class FedDyn(SummingMethod):
     """Federated averaging whose local losses are tilted so that in the limit their minima agree
     with the global one.
 
@@ -64,7 +64,7 @@ class FedDyn(SecureMethod):
     """add up models in fixed point, so that between machines masks hide all but their sum"""
 
     fits = shared.every_round
-    traits = replace(SecureMethod.traits, private=Tensor)
+    traits = replace(SummingMethod.traits, private=Tensor)
 
     def run(self, fed: Fed, s: Dynamic) -> Iterator[State]:
         """Yield the state after each round."""
@@ -96,15 +96,6 @@ class FedDyn(SecureMethod):
         client.state = before - self.alpha * (trained.params - model.params)
         return EqualReply(trained)
 
-    @on_client(gives=shared.together)
-    def add(
-        self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None
-    ) -> ModelSums:
-        """Train like `train`, and add the result to the sum."""
-        own = self.part(clients, self.train(client, model, round))
-        return client.added(before, own, (model, round, clients))
-
     def cost(self, clients: int, model: Size) -> int:
         """T·m·2M: only models move; 8 bytes a value up if secure."""
-        up = secure_size(model) if self.secure else model
-        return self.replies(clients) * (model + up)
+        return self.replies(clients) * (model + self.uploaded(model, model))

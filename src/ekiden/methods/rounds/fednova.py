@@ -23,7 +23,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.methods.blocks import rounds as shared
-from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, secure_size
+from ekiden.methods.blocks.rounds import ModelSums, SummingMethod
 
 
 class Progress(NamedTuple):
@@ -43,7 +43,7 @@ class ServerMomentum(State):
 
 
 @dataclass(frozen=True)
-class FedNova(SecureMethod):
+class FedNova(SummingMethod):
     """Federated averaging that corrects each client's change for its number of local steps.
 
     Jianyu Wang, Qinghua Liu, Hao Liang, Gauri Joshi, Vincent Poor: Tackling the Objective
@@ -106,25 +106,22 @@ class FedNova(SecureMethod):
         near = shared.Proximal(self.mu, model.params) if self.mu else None
         trained = client.fit(model, epochs=self.epochs, penalty=near, training=training)
         a = progress(client, self.epochs, training, self.mu)
-        return Progress(shared.Reply(trained, shared.sample_weight(client, self.weighting)), a)
+        return Progress(shared.Reply.of(client, trained, self.weighting), a)
 
-    @on_client(gives=shared.together)
-    def add(
-        self, client: Client, model: Weights, round: int, clients: int, before: ModelSums | None
-    ) -> ModelSums:
-        """Train like `train`, and add (w_i - w) / a_i and p_i a_i to the sums."""
-        (trained, weight), a = self.train(client, model, round)
-        weight = weight if a else 0.0
-        change = trained.with_params((trained.params - model.params) / (a or 1.0))
-        own = ModelSums.of(clients, change, weight, torch.tensor([weight * a], dtype=torch.float64))
-        return client.added(before, own, (model, round, clients))
+    def part(self, clients: int, start: Weights, reply: Progress) -> ModelSums:
+        """Return (w_i - w) / a_i, and p_i a_i; a client that made no step counts nothing."""
+        (trained, weight, _), a = reply
+        if not a:
+            weight = 0.0
+        change = trained.with_params((trained.params - start.params) / (a or 1.0))
+        further = torch.tensor([weight * a], dtype=torch.float64)
+        return ModelSums.of(clients, change, weight, further)
 
     def cost(self, clients: int, model: Size) -> int:
         """T·m·(2M + 16): the model down and up, a weight and a_i up; 8 bytes a value up if
         secure.
         """
-        up = secure_size(model, 1) if self.secure else model + 16
-        return self.replies(clients) * (model + up)
+        return self.replies(clients) * (model + self.uploaded(model, model + 16, numbers=1))
 
 
 def progress(client: Client, epochs: int, training: Training, mu: float) -> float:

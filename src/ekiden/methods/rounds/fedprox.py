@@ -74,4 +74,4 @@ class FedProx(AveragingMethod):
         training = self.training(client, round)
         penalty = shared.Proximal(self.mu, model.params) if self.mu else None
         trained = client.fit(model, epochs=self.epochs, penalty=penalty, training=training)
-        return shared.Reply(trained, shared.sample_weight(client, self.weighting))
+        return shared.Reply.of(client, trained, self.weighting)

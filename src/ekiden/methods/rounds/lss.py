@@ -98,7 +98,7 @@ class LSS(RobustMethod):
                 training=training,
             )
             pool.append(trained)
-        return shared.Reply(mean(pool), shared.sample_weight(client, self.weighting))
+        return shared.Reply.of(client, mean(pool), self.weighting)
 
     def cost(self, clients: int, model: int) -> int:
         """T·m·(2M + 8), as FedAvg: the pool stays at its client."""

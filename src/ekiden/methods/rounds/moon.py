@@ -89,7 +89,7 @@ class MOON(shared.RobustMethod):
         # without a contrast nobody would read the models
         if self.mu:
             client.state = [*previous, trained][-self.earlier_models :]
-        return shared.Reply(trained, shared.sample_weight(client, self.weighting))
+        return shared.Reply.of(client, trained, self.weighting)
 
     def contrast(
         self, client: Client, received: Weights | None, previous: Sequence[Weights], base: Objective

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
 
 from torch import Tensor
 
@@ -11,7 +10,6 @@ from ekiden.authoring import (
     Count,
     Fed,
     Fraction,
-    OwnSamples,
     Positive,
     Size,
     State,
@@ -19,17 +17,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.methods.blocks import rounds as shared
-from ekiden.methods.blocks.rounds import ModelSums, SecureMethod, secure_size, trainable
-
-
-class ControlledReply(NamedTuple):
-    """What a client sends back: its model y and weight, and the change of its control variate, c_i⁺
-    - c_i.
-    """
-
-    model: Weights
-    weight: Annotated[float, OwnSamples]
-    change: Weights
+from ekiden.methods.blocks.rounds import ModelSums, SecureMethod
 
 
 @dataclass(frozen=True)
@@ -86,10 +74,8 @@ class SCAFFOLD(SecureMethod):
             yield s
 
     @on_client(gives=shared.alone)
-    def train(
-        self, client: Client, model: Weights, control: Weights, round: int
-    ) -> ControlledReply:
-        """Take K steps along g - c_i + c, then update c_i."""
+    def train(self, client: Client, model: Weights, control: Weights, round: int) -> shared.Reply:
+        """Take K steps along g - c_i + c, then update c_i; y and c_i⁺ - c_i travel."""
         c = control.params
         c_i = shared.or_zero(client.state, c)
         training = self.training(client, round)
@@ -98,7 +84,7 @@ class SCAFFOLD(SecureMethod):
         # c_i⁺, option II
         client.state = corrected.mean()
         change = model.with_params(client.state - c_i)
-        return ControlledReply(y, shared.sample_weight(client, self.weighting), change)
+        return shared.Reply.of(client, y, self.weighting, change)
 
     @on_client(gives=shared.together)
     def add(
@@ -111,12 +97,12 @@ class SCAFFOLD(SecureMethod):
         before: ModelSums | None,
     ) -> ModelSums:
         """Train like `train`, and add the result to the sums."""
-        own = self.part(clients, self.train(client, model, control, round))
+        own = self.part(clients, model, self.train(client, model, control, round))
         return client.added(before, own, (model, control, round, clients))
 
     def cost(self, clients: int, model: Size) -> int:
         """T·m·(4M + 8): model and control variate down and up, a weight up; 8 bytes a value up if
         secure.
         """
-        up = secure_size(model, trainable(model)) if self.secure else 2 * model + 8
+        up = self.uploaded(model, 2 * model + 8, vectors=1)
         return self.replies(clients) * (2 * model + up)
