@@ -106,11 +106,7 @@ class MeanScatter:
         products = self.sums.T @ weight.T
         spread = weight @ self.rows
         scatter = spread @ spread.T + products.T @ (products / self.counts.clamp(min=1)[:, None])
-        none = torch.zeros(len(weight), dtype=torch.float64)
-        one = torch.ones_like(none)
-        m = heads.Moments(
-            n, none, one, scatter, products.sum(0), products, self.counts, self.counts
-        )
+        m = heads.Moments.unscaled(n, scatter, products, self.counts, self.counts, products.sum(0))
         scored = heads.Head(
             torch.eye(len(weight), dtype=torch.float64), torch.where(self.counts > 0, 0.0, -1e9)
         )
@@ -180,10 +176,7 @@ class FedCOF(FeaturesOfClasses):
 
     def cost(self, clients: int, model: Size) -> int:
         """N·(S + G·K·(4D + 8)). S is what is settled about the features, see FedGram."""
-        features = features_of(model.network.module)
-        return clients * (
-            features.told_bytes() + self.told(features.width, model.layout.classes, model.task)
-        )
+        return clients * self.handed_on(model)
 
     def told(self, width: int, classes: int, task: Task) -> int:
         """Return the bytes of a client's means."""

@@ -96,7 +96,7 @@ class FedGram(FixedFeatures):
     the papers do not have, are ridge regression towards the head of all.
     """
 
-    head: Literal["ridge", "lda", "cgs", "bayes", "ncm"] = "ridge"
+    head: heads.Kind = "ridge"
     """the classifier: ridge regression, discriminant analysis with the covariance within classes or
     of all samples, naive Bayes with the variances within classes, or nearest class means"""
     bits: Annotated[int, Range(least=LEAST, most=FULL)] = FULL
@@ -239,12 +239,12 @@ class FedGram(FixedFeatures):
         """Return the next state, with the model that follows from the totals."""
         if s.totals is None:
             raise UserError("no client answered: start the clients, then start the run again")
-        kept = s.totals if self.personal else None
+        model: Ref[Weights] | Weights
         if isinstance(s.totals, Handoff):
-            return s.next(
-                model=self.solved(fed.network(fed.get(INITIAL)), s.totals, fed.task), totals=kept
-            )
-        return s.next(model=fed.call(self.solve, s.totals.owner, INITIAL, s.totals), totals=kept)
+            model = self.solved(fed.network(fed.get(INITIAL)), s.totals, fed.task)
+        else:
+            model = fed.call(self.solve, s.totals.owner, INITIAL, s.totals)
+        return s.next(model=model, totals=s.totals if self.personal else None)
 
     @on_client(gives="sum")
     def add(self, client: Client, model: Weights, before: Handoff | None) -> Handoff:
@@ -325,17 +325,7 @@ class FedGram(FixedFeatures):
         else:
             self.check_classes(m.targets, task)
         features.adopt(settled)
-        match self.head:
-            case "ridge":
-                head = heads.ridge(m, self.ridge)
-            case "lda":
-                head = heads.lda(m, self.shrink)
-            case "cgs":
-                head = heads.cgs(m, self.shrink)
-            case "bayes":
-                head = heads.naive_bayes(m, self.shrink)
-            case "ncm":
-                head = heads.ncm(m)
+        head = heads.fitted(self.head, m, self.shrink, self.ridge)
         return with_rows(network, m.rows(heads.outputs(head, m, task)))
 
     @property
@@ -390,12 +380,11 @@ class FedGram(FixedFeatures):
 
         Personal heads are (N - 1)·(S + 4(2D + KD + K)) more, in a star N times that.
         """
-        features = features_of(model.network.module)
-        width = features.width
-        classes = model.layout.classes
-        each = self.told(width, classes, model.task) + features.told_bytes()
+        each = self.handed_on(model)
         if self.personal:
-            each += features.told_bytes() + 4 * (2 * width + classes * (width + 1))
+            features = features_of(model.network.module)
+            numbers = 2 * features.width + model.layout.classes * (features.width + 1)
+            each += features.told_bytes() + 4 * numbers
         sends = clients if self.topology == "star" else clients - 1
         return sends * each
 

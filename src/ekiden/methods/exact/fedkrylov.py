@@ -379,9 +379,7 @@ class FedKrylov(FixedFeatures):
         S is what is settled about the features, see FedGram. R is K - 1 for classes, else K, and at
         most D.
         """
-        features = features_of(model.network.module)
-        sums = self.told(features.width, model.layout.classes, model.task)
-        return (clients - 1) * (sums + features.told_bytes())
+        return (clients - 1) * self.handed_on(model)
 
     def told(self, width: int, classes: int, task: Task) -> int:
         """Return the bytes of all that a client hands on, without what is settled about the

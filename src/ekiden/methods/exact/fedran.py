@@ -297,11 +297,8 @@ class FedRAN(FeaturesOfClasses):
 
         S is what is settled about the features, see FedGram.
         """
-        features = features_of(model.network.module)
         sends = clients if self.topology == "star" else clients - 1
-        return sends * (
-            features.told_bytes() + self.told(features.width, model.layout.classes, model.task)
-        )
+        return sends * self.handed_on(model)
 
     def told(self, width: int, classes: int, task: Task) -> int:
         """Return the bytes of a summary."""

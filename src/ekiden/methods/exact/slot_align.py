@@ -112,18 +112,16 @@ class Alignment:
         """
         n = sum(c.n for c in clients)
         share = [c.n / n for c in clients]
-        middle = torch.stack([w * c.covariance for w, c in zip(share, clients, strict=True)]).sum(0)
+        middle = _weighed(share, [c.covariance for c in clients])
         for _ in range(_MOST):
             root, inverse = _roots(middle)
             crossed = [_roots(root @ c.covariance @ root) for c in clients]
-            inside = torch.stack(
-                [w * half for w, (half, _) in zip(share, crossed, strict=True)]
-            ).sum(0)
+            inside = _weighed(share, [half for half, _ in crossed])
             found = inverse @ inside @ inside @ inverse
             if float((found - middle).norm() / middle.norm()) <= _CLOSE:
                 break
             middle = (found + found.T) / 2
-        mean = torch.stack([w * c.mean for w, c in zip(share, clients, strict=True)]).sum(0)
+        mean = _weighed(share, [c.mean for c in clients])
         return cls(mean, tuple(root @ back @ root for _, back in crossed))
 
     def moments(self, clients: Sequence[Gaussian], tau: float) -> heads.Moments:
@@ -186,6 +184,10 @@ def ledoit_wolf(phi: Tensor) -> float:
     return min(max(error, 0.0) / apart, 1.0) if apart > 0 else 1.0
 
 
+def _weighed(shares: Sequence[float], parts: Sequence[Tensor]) -> Tensor:
+    return torch.stack([w * part for w, part in zip(shares, parts, strict=True)]).sum(0)
+
+
 def _roots(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the square root of a symmetric positive matrix (D, D), and its inverse."""
     values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
@@ -234,25 +236,12 @@ class SLOTAlign(FeaturesOfClasses):
             told = [Gaussian.of(one.checked(width, fed.layout.classes)) for one in fed.get(asked)]
             self.check_classes(torch.stack([one.counts for one in told]).sum(0), fed.task)
             alignment = Alignment.of(told)
-            own = alignment.own(
-                told, self.solved(alignment.moments(told, self.tau), fed.task), self.tau
-            )
-            personal = (
-                fed.call(self.finish, ref.owner, ref, head)
-                for ref, head in zip(placed, own, strict=True)
-            )
-            yield s.next(personal=tuple(personal))
-
-    def solved(self, m: heads.Moments, task: Task) -> Tensor:
-        """Return the classifier (K, D + 1) of aligned features."""
-        match self.head:
-            case "ridge":
-                head = heads.ridge(m)
-            case "lda":
-                head = heads.lda(m, self.shrink)
-            case "cgs":
-                head = heads.cgs(m, self.shrink)
-        return m.rows(heads.outputs(head, m, task))
+            m = alignment.moments(told, self.tau)
+            head = heads.outputs(heads.fitted(self.head, m, self.shrink), m, fed.task)
+            own = alignment.own(told, m.rows(head), self.tau)
+            pairs = zip(placed, own, strict=True)
+            personal = tuple(fed.call(self.finish, ref.owner, ref, rows) for ref, rows in pairs)
+            yield s.next(personal=personal)
 
     @on_client(gives="nothing")
     def place(self, client: Client, model: Weights, settled: Settled) -> Weights:

@@ -471,6 +471,11 @@ class FixedFeatures(OrderedMethod):
         settled about them.
         """
 
+    def handed_on(self, model: Size) -> int:
+        """Return the bytes of all that a client hands on, and of what is settled."""
+        features = features_of(model.network.module)
+        return features.told_bytes() + self.told(features.width, model.layout.classes, model.task)
+
     def own_network(
         self, network: nn.Module, shape: tuple[int, ...], classes: int, task: Task
     ) -> nn.Module:

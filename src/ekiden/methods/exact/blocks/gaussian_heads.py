@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import log
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ _FAR = tuple(10 ** (power / 4) for power in range(5, 17))
 # λ in noise of differential privacy: with 1, half of the noise's largest eigenvalue
 _DAMPING = 1.0
 _DRAWS = 4_000_000  # most numbers drawn for a temperature
+Kind = Literal["ridge", "lda", "cgs", "bayes", "ncm"]
 
 
 class Head(NamedTuple):
@@ -51,6 +52,21 @@ class Moments:
     # centred: the mean of each
     # sample's features was subtracted from them.
     rule: float = 0.0
+
+    @classmethod
+    def unscaled(
+        cls,
+        n: float,
+        scatter: Tensor,
+        products: Tensor,
+        targets: Tensor,
+        powers: Tensor,
+        total: Tensor,
+    ) -> "Moments":
+        """Return the moments of features that are not standardised."""
+        zeros = torch.zeros_like(total)
+        ones = torch.ones_like(total)
+        return cls(n, zeros, ones, scatter, total, products, targets, powers)
 
     def around(self, centre: Tensor) -> "Moments":
         """Return these moments, of φ - c, as those of φ; `rule` says that φ stays centred."""
@@ -316,10 +332,8 @@ def thin_solve(diagonal: Tensor, rows: Tensor, right: Tensor) -> tuple[Tensor, f
 
 def answers(head: Head, m: Moments, scatter: Tensor) -> Moments:
     """Return the moments of the scores W z without bias, given their `scatter` (K, K)."""
-    none = torch.zeros(len(scatter), dtype=torch.float64)
     products = m.products @ head.weight.T
-    total = head.weight @ m.total
-    return Moments(m.n, none, torch.ones_like(none), scatter, total, products, m.targets, m.powers)
+    return Moments.unscaled(m.n, scatter, products, m.targets, m.powers, head.weight @ m.total)
 
 
 def lda(m: Moments, shrink: float) -> Head:
@@ -368,6 +382,21 @@ def _gaussian(m: Moments, covariance: Tensor, shrink: float) -> Head:
     weight = torch.linalg.solve(shrunk, m.means.T).T  # (K, D) Σ⁻¹ m_c
     priors = (m.targets.clamp(min=0.5) / m.n).log()
     return Head(weight, priors - (weight * m.means).sum(1) / 2)
+
+
+def fitted(kind: Kind, m: Moments, shrink: float, penalty: float = 0.0) -> Head:
+    """Return the head of this kind."""
+    match kind:
+        case "ridge":
+            return ridge(m, penalty)
+        case "lda":
+            return lda(m, shrink)
+        case "cgs":
+            return cgs(m, shrink)
+        case "bayes":
+            return naive_bayes(m, shrink)
+        case "ncm":
+            return ncm(m)
 
 
 def outputs(head: Head, m: Moments, task: Task) -> Head:

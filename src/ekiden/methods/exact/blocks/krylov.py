@@ -343,8 +343,7 @@ class Span:
     def training(self) -> Moments:
         """Moments of the answers g = Vᵀz of training samples."""
         labels = self.problem.labels
-        m = len(self.shift)
-        return _moments(labels, self.gram, torch.zeros(m, dtype=torch.float64), self.products)
+        return _moments(labels, self.gram, torch.zeros_like(self.shift), self.products)
 
     @cached_property
     def validation(self) -> Moments:
@@ -416,19 +415,8 @@ class Span:
 
 
 def _moments(labels: Labels, scatter: Tensor, total: Tensor, products: Tensor) -> Moments:
-    m = len(total)
-    zeros = torch.zeros(m, dtype=torch.float64)
-    ones = torch.ones(m, dtype=torch.float64)
-    return Moments(
-        float(labels.samples),
-        zeros,
-        ones,
-        scatter,
-        total,
-        products.T,
-        labels.targets,
-        labels.powers,
-    )
+    n = float(labels.samples)
+    return Moments.unscaled(n, scatter, products.T, labels.targets, labels.powers, total)
 
 
 class Preconditioner:
