@@ -171,9 +171,6 @@ class FedCOF(FeaturesOfClasses):
                     counts[g, c], means[g, c] = len(own[g::groups]), own[g::groups].mean(0)
         return ClassMeans(counts, means)
 
-    def steps(self, clients: int) -> int:
-        return 1
-
     def cost(self, clients: int, model: Size) -> int:
         """N·(S + G·K·(4D + 8)). S is what is settled about the features, see FedGram."""
         return clients * self.handed_on(model)

@@ -269,9 +269,6 @@ class SLOTAlign(FeaturesOfClasses):
         """Return the network with the client's own classifier (K, D + 1)."""
         return with_rows(client.network(model), head)
 
-    def steps(self, clients: int) -> int:
-        return 1
-
     def cost(self, clients: int, model: Size) -> int:
         """N·(2D(D + 1) + 4KD + 8K + 8 + 4K(D + 1)) + (N - 1)·S. S is what is settled about
         features, see FedGram.

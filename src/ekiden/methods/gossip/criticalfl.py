@@ -16,6 +16,7 @@ from ekiden.authoring import (
     NonNegative,
     OwnSamples,
     State,
+    Training,
     UserError,
     Weights,
     mean,
@@ -63,6 +64,21 @@ class Squares:
     def __call__(self, params: Tensor, grad: Tensor, loss: Tensor) -> None:
         """Add one batch."""
         self.progress["sum"].add_(grad.dot(grad).double().cpu())
+
+
+def fit_watched(
+    client: Client, model: Weights, epochs: int, training: Training
+) -> tuple[Weights, float]:
+    """Train; return also η times the mean over epochs of the sum of squared gradient norms."""
+    squares = Squares()
+    trained = client.fit(model, epochs=epochs, training=training, penalty=squares)
+    return trained, training.lr * squares.sum / epochs
+
+
+def at_most(share: float, number: int) -> int:
+    """Return so large a share of a number, and at least 1."""
+    # 0.29·100 is a little less than 29 in floating point
+    return max(1, int(share * number + 1e-9))
 
 
 def due(round: int, every: int) -> bool:
@@ -191,9 +207,7 @@ class CriticalFL(PersonalMethod):
     def train(self, client: Client, model: Weights, round: int) -> CountedModel:
         """Train locally; keep η times the mean over epochs of the sum of squared gradient norms."""
         training = training_of(client, self.lr_decay, round)
-        squares = Squares()
-        model = client.fit(model, epochs=self.epochs, training=training, penalty=squares)
-        client.state = training.lr * squares.sum / self.epochs
+        model, client.state = fit_watched(client, model, self.epochs, training)
         return CountedModel(model, client.n)
 
     @on_client(gives="model")
@@ -215,8 +229,7 @@ class CriticalFL(PersonalMethod):
 
     def most(self, clients: int) -> int:
         """The largest number of peers."""
-        # 0.29·100 is a little less than 29 in floating point
-        return max(1, int(self.cap * (clients - 1) + 1e-9))
+        return at_most(self.cap, clients - 1)
 
     def cost(self, clients: int, model: int) -> int:
         """At most R·N·cap·(M + 8), and 8 for each norm; `moved` gives the actual bytes."""

@@ -29,7 +29,7 @@ from ekiden.authoring import (
 )
 from ekiden.core.engine import wire
 from ekiden.methods.blocks.rounds import at_server, last_iterate, local_training, participants
-from ekiden.methods.gossip.criticalfl import CriticalPeriods, Learning, Squares, due
+from ekiden.methods.gossip.criticalfl import CriticalPeriods, Learning, at_most, due, fit_watched
 from ekiden.methods.gossip.dispfl import add_where, pack
 
 
@@ -128,10 +128,8 @@ class CriticalFLServer(Method):
         gradient norms.
         """
         training = local_training(client, self.lr_decay, round)
-        squares = Squares()
-        trained = client.fit(model, epochs=self.epochs, training=training, penalty=squares)
+        trained, norm = fit_watched(client, model, self.epochs, training)
         rest = trained.with_params(trained.params[:0])
-        norm = training.lr * squares.sum / self.epochs
         if not sparse:
             return Upload(trained.params, None, rest, client.n, norm)
         mask = largest(trained.params - model.params, self.sent(len(model.params)))
@@ -143,8 +141,7 @@ class CriticalFLServer(Method):
 
     def most(self, clients: int) -> int:
         """M_max."""
-        # 0.29·100 is a little less than 29 in floating point
-        return max(1, int(self.cap * clients + 1e-9))
+        return at_most(self.cap, clients)
 
     def steps(self, clients: int) -> int:
         """Return T, the number of rounds."""

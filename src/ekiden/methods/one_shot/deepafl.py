@@ -164,10 +164,8 @@ class DeepAFL(Method):
                 self.sums, fed.clients, INITIAL, last, s.seed, len(fed.clients), at="server"
             )
             solutions = (*s.solutions, self.solve(sums, s.solutions))
-            s = s.next(
-                solutions=solutions,
-                model=self.assemble(fed.network(fed.get(INITIAL)), solutions, s.seed),
-            )
+            network = self.assembled(fed.network(fed.get(INITIAL)), solutions, s.seed)
+            s = s.next(solutions=solutions, model=Network(network.cpu()).weights())
             yield s
 
     @on_client(gives="sum")
@@ -231,7 +229,7 @@ class DeepAFL(Method):
         return solved
 
     def head(
-        self, features: int, classes: int, seed: int = 0, solutions: Sequence[Tensor] = ()
+        self, features: int, classes: int, seed: int, solutions: Sequence[Tensor]
     ) -> nn.Sequential:
         """Return what replaces the classifier, float64; layers without a solution yet add
         nothing.
@@ -262,16 +260,16 @@ class DeepAFL(Method):
                 last.weight.copy_(solutions[(len(solutions) - 1) // 2 * 2].T)
         return head.append(last)
 
-    def assemble(self, network: nn.Module, solutions: Sequence[Tensor], seed: int) -> Weights:
-        """Return the result with these solutions."""
+    def assembled(
+        self, network: nn.Module, solutions: Sequence[Tensor] = (), seed: int = 0
+    ) -> nn.Module:
+        """Return `network`, changed, with these solutions in place of its classifier."""
         network.head = self.head(inputs(network), classes(network), seed, solutions).float()
-        return Network(network.cpu()).weights()
+        return network
 
     def result_network(self, network: nn.Module, clients: int) -> nn.Module:
         """Return the network with random and residual layers before its new classifier."""
-        network = copy.deepcopy(network)
-        network.head = self.head(inputs(network), classes(network)).float()
-        return network
+        return self.assembled(copy.deepcopy(network))
 
     def steps(self, clients: int) -> int:
         """Return 2T + 1."""

@@ -144,23 +144,12 @@ def calibrate(
 M = TypeVar("M", bound=nn.Module)
 
 
-class Adapter(nn.Module):
+class Adapter(nn.Linear):
     """A 1x1 convolution over maps (b, C, h, w), a linear layer over vectors (b, C)."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))  # (C', C)
-        self.bias = nn.Parameter(torch.empty(outputs))  # (C',)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw values as torch's own layers do."""
-        for values in (self.weight, self.bias):
-            nn.init.uniform_(values, -(self.weight.shape[1] ** -0.5), self.weight.shape[1] ** -0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Map (b, C, ...) to (b, C', ...)."""
-        return F.linear(x.movedim(1, -1), self.weight, self.bias).movedim(-1, 1)
+        return super().forward(input.movedim(1, -1)).movedim(-1, 1)
 
 
 class Stage(nn.Module):
@@ -463,9 +452,7 @@ class FuseFL(Method):
     def fused(self, fed: Fed, s: Levels) -> Weights:
         """Return the network of all blocks and classifiers."""
         stages = [fed.get(level) for level in s.sent]
-        parts, head = self.parts(
-            fed.network(fed.get(INITIAL)).requires_grad_(True), len(fed.clients)
-        )
+        parts, head = self.parts(fed.network(fed.get(INITIAL)), len(fed.clients))
         levels = self.filled(parts, stages)
         heads = fed.get(fed.call_all(self.head))
         return Network(Fused(levels, filled(head, mean(heads)))).weights()
@@ -473,9 +460,7 @@ class FuseFL(Method):
     def calibrated(self, fed: Fed, s: Levels, gaussians: Sequence[ClassGaussians]) -> Weights:
         """Return the network with its classifier calibrated."""
         assert isinstance(s.model, Weights)
-        result = self.result_network(
-            fed.network(fed.get(INITIAL)).requires_grad_(True).cpu(), len(fed.clients)
-        )
+        result = self.result_network(fed.network(fed.get(INITIAL)).cpu(), len(fed.clients))
         network = Network(result)
         network.load(s.model)
         generator = fed.generator("calibration")
@@ -497,7 +482,7 @@ class FuseFL(Method):
             clients: N.
             seed: of the thin network's values.
         """
-        parts, head = self.parts(client.network(initial).requires_grad_(True), clients, seed)
+        parts, head = self.parts(client.network(initial), clients, seed)
         fused: list[list[Weights]] = []
         if before:
             kept: KeptBlocks = client.state
@@ -538,7 +523,7 @@ class FuseFL(Method):
         self, client: Client, initial: Weights, last: tuple[Weights, ...], seed: int
     ) -> ClassGaussians:
         """Return the class Gaussians of the fused network's features."""
-        parts, head = self.parts(client.network(initial).requires_grad_(True), len(last), seed)
+        parts, head = self.parts(client.network(initial), len(last), seed)
         levels = [*client.state.levels, list(last)]
         module = Fused(self.filled(parts, levels), head).to(initial.params.device).eval()
         with torch.no_grad():
@@ -554,7 +539,7 @@ class FuseFL(Method):
         width = self.hidden_width or self.fitting(network, clients)
         if width != 1:
             network = fresh(thin(network, width), seed)
-        split = as_split(network)
+        split = as_split(network.requires_grad_(True))
         return cut(split.features, self.blocks), split.head
 
     def fitting(self, network: nn.Module, clients: int) -> float:

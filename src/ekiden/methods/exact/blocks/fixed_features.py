@@ -661,6 +661,9 @@ class FeaturesOfClasses(FixedFeatures):
         """Start without a model."""
         return State(model=None)
 
+    def steps(self, clients: int) -> int:
+        return 1
+
     @on_client(gives=lambda m: "nothing" if m.seeded else "model")
     def settle(self, client: Client, model: Weights) -> Settled:
         """Return the features that follow from the client's samples."""
