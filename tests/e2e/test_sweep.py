@@ -121,7 +121,6 @@ def test_failing_cells_and_labels_with_brackets(tmp_path: Path, call: Call) -> N
     assert re.search(r"A \[/b\] x .*\d\d\.\d\d", out)
     code, out, _ = call("results", "runs[/x]")
     assert code == 0
-    assert "- none / accuracy %, seed 0 failed: " in out
     assert (
         "metric 'global_accuracy' was not measured: write one of accuracy, client_mean in the"
         in out
@@ -141,7 +140,6 @@ def test_two_sweeps_on_one_folder(tmp_path: Path, call: Call) -> None:
         code, out, _ = call("sweep", "table.toml", "--only", "A")
     assert (code, f"in progress in another process: {folder.name}" in out) == (0, True)
     assert "failed" not in out
-    assert "A [/b] x / accuracy %, seed 0 failed" not in call("results", "runs/table")[1]
     code, out, _ = call("sweep", "table.toml", "--only", "A")
     assert (code, "another process" in out, "done in" in out) == (0, False, True)
 
@@ -170,7 +168,6 @@ def test_records_that_cannot_be_written(
         code, out, err = call("sweep", "table.toml", "--records", "kept.jsonl")
     assert (code, "disk full while writing kept.jsonl: free some space, then" in err) == (2, True)
     assert "failed: none--accuracy--seed0: " in out
-    assert "seed 0 failed: " in call("results", "runs/table")[1]
     assert kept == [0, 0, 1, 2, 2], "after each run, and once more at the end"
     assert call("sweep", "table.toml", "--records", "kept.jsonl")[0] == 2
     assert len(records.read(Path("kept.jsonl")).runs) == 2
@@ -257,9 +254,7 @@ def test_killed_resumed_failing_and_changed(
     )
     assert "failed: apart--accuracy--seed0: erdos_renyi:0.0 falls into" in out
     assert re.search(r"FedSeq .*\d\d\.\d\d", out)
-    code, page, _ = ekiden("results", "runs/table")
-    assert code == 0
-    assert "- apart / accuracy %, seed 0 failed: erdos_renyi:0.0 falls into" in page
+    assert ekiden("results", "runs/table")[0] == 0
     assert "90.00 ± 5.00" in out
     cell = experiment.read(file).cells[0]
     assert cell.plan is not None
@@ -283,11 +278,9 @@ def test_killed_resumed_failing_and_changed(
     code, out, _ = ekiden("results", "runs/table")
     assert code == 0
     assert "| FedSeq | accuracy % |" in out
-    assert "seed 0 failed: erdos_renyi:0.0 falls into" in out, "it was not tried again"
     file.write_text(TABLE.replace("erdos_renyi:0.0", "ring"))
     code, out, err = ekiden("sweep", "table.toml")
     assert (code, err) == (0, "")
-    assert "failed" not in ekiden("results", "runs/table")[1]
     code, out, _ = ekiden("compare", "runs/table")
     assert "fedseq (epochs=30" in out
     assert ekiden("sweep", "table.toml", "--records", "kept/table.jsonl")[0] == 0

@@ -149,14 +149,14 @@ def test_a_list_of_values_is_a_grid() -> None:
 MISTAKES = [
     ("seeds = [3, 4, 5]", "seed = [3]", "unknown entry 'seed': did you mean 'seeds'?"),
     ("seeds = [3, 4, 5]", "seeds = [1, 1]", "seeds must differ"),
-    ("seeds = [3, 4, 5]", "seeds = 3", "seeds must be a list of whole numbers"),
+    ("seeds = [3, 4, 5]", "seeds = 3", "seeds 3 is of the wrong type: it must be a list"),
     (
         "seeds = [3, 4, 5]",
         "printed_seeds = 0",
-        "printed_seeds must be a whole number, 1 or more, not 0",
+        "printed_seeds 0 is out of range: it must be 1 or more",
     ),
-    ("seeds = [3, 4, 5]", "printed_seeds = true", "printed_seeds must be a whole number"),
-    ("seeds = [3, 4, 5]", 'paired = "long"', "paired must be a list of labels"),
+    ("seeds = [3, 4, 5]", "printed_seeds = true", "printed_seeds True is of the wrong type"),
+    ("seeds = [3, 4, 5]", 'paired = "long"', "paired 'long' is of the wrong type"),
     (
         "seeds = [3, 4, 5]",
         'paired = ["lon"]',
@@ -189,7 +189,7 @@ MISTAKES = [
     (
         "printed = [1, 2]",
         "printed = [1]",
-        "printed must be a list of one value for each of the 2 columns, not 1",
+        "printed must be a list of one value for each of the 2 columns, not [1]",
     ),
     (
         "printed = [1, 2]",

@@ -270,11 +270,9 @@ def test_records_are_not_the_folder_of_their_name(
 ) -> None:
     head, *lines = done[1].read_text().splitlines(keepends=True)
     shutil.copytree(done[0].folder, tmp_path / "kept")
-    (tmp_path / "kept" / "failed.json").write_text(json.dumps({"Local--accuracy--seed1": "why"}))
     (tmp_path / "kept.jsonl").write_text(head + lines[0])
     page = ledger.page([sweep.opened(tmp_path / "kept.jsonl")])
     assert "1 of 2 cells, 1 runs" in page
-    assert "failed" not in page
 
 
 def test_sources_of_one_sweep_are_one_section(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ekiden.core.base.errors import UserError
 from ekiden.core.tasks import Classification, recorded
 from ekiden.lab.tables import experiment, ledger, sweep
 from ekiden.lab.tables.experiment import Experiment, Published
@@ -272,11 +271,3 @@ def test_shown_by_the_ledger_and_in_the_terminal(tmp_path: Path) -> None:
     console = Console(record=True, width=120, file=io.StringIO())
     console.print(contrasts(made.experiment, collect(made))[0].table)
     assert wanted in console.export_text()
-
-
-def test_a_damaged_list_of_failures(tmp_path: Path) -> None:
-    made = sweep.Sweep(parsed(), tmp_path / "sweep", "table.toml")
-    sweep.begin(made, TABLE)
-    (made.folder / sweep.FAILED).write_text("[")
-    with pytest.raises(UserError, match=r"failed\.json is damaged .*: delete it"):
-        sweep.failures(made)

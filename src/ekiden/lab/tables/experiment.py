@@ -14,6 +14,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
+from ekiden.core.base.checks import Count, CountOrZero, made
 from ekiden.core.base.errors import UserError, at, unknown
 from ekiden.core.base.files import read_text
 from ekiden.core.engine.method import Method
@@ -28,9 +29,8 @@ Entry = dict[str, Any]
 @cache
 def known_anywhere() -> frozenset[str]:
     """Return the names of all settings of all methods."""
-    return frozenset(common_settings()) | {
-        name for title in titles() for name in hyperparameters(method_named(title))
-    }
+    kinds = map(method_named, titles())
+    return frozenset(common_settings()).union(*map(hyperparameters, kinds))
 
 
 def is_grid(name: str, value: object) -> bool:
@@ -100,19 +100,18 @@ class Budget:
             used = max(1, round(full * factor))
             if full > used:
                 scaled.append(Scaled(name, full, used))
-        changes: dict[str, Any] = {s.name: s.used for s in scaled}
-        return replace(plan, recipe=replace(plan.recipe, method=replace(method, **changes))), tuple(
-            scaled
-        )
+                method = replace(method, **{name: used})
+        recipe = replace(plan.recipe, method=method)
+        return replace(plan, recipe=recipe), tuple(scaled)
 
 
-def budgets(values: object, kinds: Iterable[type[Method]]) -> dict[str, Budget]:
+def budgets(values: Entry, kinds: Iterable[type[Method]]) -> dict[str, Budget]:
     """Return the budgets of a file with these methods, by name."""
-    scalable = {
-        name for kind in kinds for name, hint in hyperparameters(kind).items() if hint is int
-    }
+    scalable = set()
+    for kind in kinds:
+        scalable |= {name for name, hint in hyperparameters(kind).items() if hint is int}
     found = {PAPER: Budget()}
-    for name, entry in table(values, "budget").items():
+    for name, entry in values.items():
         with at(f"budget.{name}"):
             given = dict(table(entry, f"budget.{name}"))
             seeds = given.pop("seeds", None)
@@ -136,15 +135,29 @@ _OF_TASKS = {metric.name: metric for kind in KINDS.values() for metric in kind.m
 OWN_DATA = ("client_mean", "client_mean_trained")
 """Metrics on each client's own test data, before and after averaging. Only values of one kind are
 compared."""
-_TOP = (
-    *("title", "source", "link", "note", "differs", "seeds", "printed_seeds", "paired"),
-    *("settings", "budget", "column", "row"),
-)
 _OWN = ("label", "method", "metric", "note", "differs", "skip")
 _ROW = (*_OWN, "printed", "at")
 _TITLES = tuple(titles())
 # most bytes of a cell's file name; file systems allow 255
 _LONGEST = 180
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The entries of a file; see docs/experiments.md."""
+
+    row: tuple[Entry, ...]
+    column: tuple[Entry, ...] = ()
+    title: str = ""
+    source: str = ""
+    link: str = ""
+    note: str = ""
+    differs: str = ""
+    seeds: tuple[CountOrZero, ...] = (0,)
+    printed_seeds: Count | None = None
+    paired: tuple[str, ...] = ()
+    settings: Entry = field(default_factory=dict)
+    budget: Entry = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -223,47 +236,49 @@ def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
             values = tomllib.loads(content)
         except tomllib.TOMLDecodeError as error:
             raise UserError(f"it is not valid TOML: {error}") from None
-        for key in values:
-            if key not in _TOP:
-                raise unknown("entry", key, _TOP)
-        seeds = _seeds(values.get("seeds", [0]))
-        rows, default = _entries(values, "row", _ROW), table(values.get("settings", {}), "settings")
-        alone = "column" not in values
-        columns = (
-            [{"label": _measured(default, rows)}] if alone else _entries(values, "column", _OWN)
-        )
-        kinds = {
-            method_named(text(e, "method"))
-            for e in (*columns, *rows)
-            if "method" in e and "skip" not in e
-        }
-        known = budgets(values.get("budget", {}), kinds)
+        entries, default = made(_Content, values), values.get("settings", {})
+        seeds = entries.seeds
+        if not seeds or len(set(seeds)) < len(seeds):
+            raise UserError(f"seeds must differ from each other, and be one at least, not {seeds}")
+        rows = _entries(entries.row, "row", _ROW)
+        columns = _entries(entries.column, "column", _OWN)
+        if not columns:
+            columns = [{"label": _measured(default, rows)}]
+        kinds = set()
+        for entry in (*columns, *rows):
+            if "method" in entry and "skip" not in entry:
+                kinds.add(method_named(text(entry, "method")))
+        known = budgets(entries.budget, kinds)
         if budget not in known:
             raise unknown("budget", budget, known)
         chosen = known[budget]
-        runs = values.get("printed_seeds")
-        if runs is not None and (type(runs) is not int or runs < 1):
-            raise UserError(f"printed_seeds must be a whole number, 1 or more, not {runs!r}")
-        cells = tuple(
-            _cell(default, columns, i, row, chosen, runs)
-            for row in rows
-            for i in range(len(columns))
-        )
+        cells = []
+        for row, number in product(rows, range(len(columns))):
+            cells.append(_cell(default, columns, number, row, chosen, entries.printed_seeds))
         _check_folders(cells)
+        of_rows, of_columns = (tuple(one["label"] for one in side) for side in (rows, columns))
         in_rows = any("method" in row for row in rows)
-        methods = [entry["label"] for entry in (rows if in_rows else columns)]
-        about = {k: text(values, k) for k in ("title", "source", "link", "note", "differs")}
+        methods = of_columns
+        if in_rows:
+            methods = of_rows
+        for label in entries.paired:
+            if label not in methods:
+                raise unknown("method in paired", label, methods)
         return Experiment(
             name=name,
-            **about | {"title": about["title"] or name},
+            title=text(values, "title") or name,
+            source=text(values, "source"),
+            link=text(values, "link"),
+            note=text(values, "note"),
+            differs=text(values, "differs"),
             seeds=seeds[: chosen.seeds],
             all_seeds=len(seeds),
             budget=budget,
-            rows=tuple(r["label"] for r in rows),
-            columns=tuple(c["label"] for c in columns),
-            cells=cells,
+            rows=of_rows,
+            columns=of_columns,
+            cells=tuple(cells),
             methods_in_rows=in_rows,
-            paired=_paired(values.get("paired", []), methods),
+            paired=tuple(dict.fromkeys(entries.paired)),
         )
 
 
@@ -281,30 +296,10 @@ def _content(path: Path) -> str:
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
-def _seeds(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list) or not value or any(type(s) is not int or s < 0 for s in value):
-        raise UserError(f"seeds must be a list of whole numbers, 0 or more, not {value!r}")
-    if len(set(value)) < len(value):
-        raise UserError(f"seeds must differ from each other, not {value!r}")
-    return tuple(value)
-
-
-def _paired(value: object, methods: Sequence[str]) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise UserError(f"paired must be a list of labels of methods, not {value!r}")
-    for label in value:
-        if label not in methods:
-            raise unknown("method in paired", label, methods)
-    return tuple(dict.fromkeys(value))
-
-
-def _entries(values: Mapping[str, Any], kind: str, own: Sequence[str]) -> list[Entry]:
+def _entries(given: Sequence[Entry], kind: str, own: Sequence[str]) -> list[Entry]:
     """Return rows or columns. An entry with a list of values for a setting stands for one entry per
     value.
     """
-    given = values.get(kind, [])
-    if not isinstance(given, list) or not given or not all(isinstance(e, dict) for e in given):
-        raise UserError(f"give at least one [[{kind}]]")
     return [one for entry in given for one in _each(entry, kind, own)]
 
 
@@ -323,9 +318,10 @@ def _each(entry: Entry, kind: str, own: Sequence[str]) -> Iterator[Entry]:
             if not values:
                 raise UserError(f"{name} is a list without values: give at least one")
         for values in product(*grid.values()):
-            one = entry | dict(zip(grid, values, strict=True))
+            one = entry | dict(zip(grid, values, strict=True)) | {"label": label}
             try:
-                one["label"] = label.format_map(one) if grid else label
+                if grid:
+                    one["label"] = label.format_map(one)
             except (LookupError, ValueError, AttributeError, TypeError) as error:
                 raise UserError(f"the label must name settings as {{clients}}: {error}") from None
             yield one
@@ -364,13 +360,12 @@ def _cell(
     with at(f"row {row['label']!r}, column {column['label']!r}"):
         special = table(row.get("at", {}), "at")
         labels = [c["label"] for c in columns]
-        for label in special:
-            if label not in labels:
-                raise unknown("column in at", label, labels)
+        for label in special.keys() - labels:
+            raise unknown("column in at", label, labels)
         given = (default, column, row, table(special.get(column["label"], {}), "at"))
         method = _last(given, "method")
         layers = [part for layer in given for part in _parts(layer, method)]
-        note, differs = (_joined(layers, key) for key in ("note", "differs"))
+        note, differs = _joined(layers, "note"), _joined(layers, "differs")
         printed = _printed(row.get("printed"), number, len(columns), printed_runs)
         metric, skip = _last(layers, "metric") or METRICS[0], _last(layers, "skip")
         if metric not in (*METRICS, *_OF_TASKS):
@@ -402,10 +397,17 @@ def _measured(default: Entry, rows: Sequence[Entry]) -> str:
         name, task, data = (_last(layers, key) for key in ("metric", "task", "data"))
         # accuracy, or what the task has in its place
         if name not in _OF_TASKS or name == METRICS[0]:
-            first = KINDS[task].metrics[0].name if task in KINDS else METRICS[0]
-            name = first if task in KINDS or not data or data in NAMED else "headline metric"
-        found.add(f"{name}{_OF_TASKS[name].unit}" if name in _OF_TASKS else name)
-    return found.pop() if len(found) == 1 else "headline metric"
+            name = METRICS[0]
+            if task in KINDS:
+                name = KINDS[task].metrics[0].name
+            elif data and data not in NAMED:
+                name = "headline metric"
+        if name in _OF_TASKS:
+            name += _OF_TASKS[name].unit
+        found.add(name)
+    if len(found) > 1:
+        return "headline metric"
+    return found.pop()
 
 
 def _joined(layers: Sequence[Entry], key: str) -> str:
@@ -431,7 +433,9 @@ def _parts(layer: Entry, method: str) -> tuple[Entry, Entry]:
     shared = {k: v for k, v in layer.items() if not isinstance(v, dict)}
     own = layer.get(method.removesuffix(LAP))
     # "average" is a hyperparameter, too, and then no table
-    return shared, {"method": method} | (own if isinstance(own, dict) else {})
+    if not isinstance(own, dict):
+        own = {}
+    return shared, {"method": method} | own
 
 
 def _merged(kind: type[Method], layers: Sequence[Entry]) -> dict[str, Any]:
@@ -457,17 +461,15 @@ def _printed(values: object, number: int, columns: int, runs: int | None) -> Pub
     if values is None:
         return None
     if not isinstance(values, list) or len(values) != columns:
-        found = len(values) if isinstance(values, list) else "no list"
         raise UserError(
-            f"printed must be a list of one value for each of the {columns} columns, not {found}"
+            f"printed must be a list of one value for each of the {columns} columns, not {values}"
         )
     value = values[number]
     if value == "-":
         return None
     if isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value):
         return Published(float(value), runs=runs)
-    if isinstance(value, str) and (
-        match := re.fullmatch(r"(\d+(?:\.\d+)?) ± (\d+(?:\.\d+)?)", value)
-    ):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ± (\d+(?:\.\d+)?)", str(value))
+    if match:
         return Published(float(match[1]), float(match[2]), runs)
     raise UserError(f'a printed value must be a number, "mean ± std" or "-", not {value!r}')

@@ -1,14 +1,14 @@
 """Results of sweeps next to the printed values, as tables in Markdown."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import mean
 from textwrap import fill
 
 from ekiden.core.base.errors import UserError, counted
 from ekiden.lab.tables.experiment import Experiment
-from ekiden.lab.tables.sweep import Sweep, cell_of, failures
+from ekiden.lab.tables.sweep import Sweep, cell_of
 from ekiden.lab.tables.verdicts import (
     CellResult,
     Contrast,
@@ -35,8 +35,10 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def runs_line(experiment: Experiment) -> list[str]:
     """Return the line that says how many runs the printed values are means of, if that is known."""
-    known = next((cell.published.runs for cell in experiment.cells if cell.published), None)
-    return [f"Printed values are means of {counted(known, 'run')}.", ""] if known else []
+    for cell in experiment.cells:
+        if cell.published and cell.published.runs:
+            return [f"Printed values are means of {counted(cell.published.runs, 'run')}.", ""]
+    return []
 
 
 def table_row(cells: Sequence[str]) -> str:
@@ -64,9 +66,11 @@ def section(sweep: Sweep, *more: Sweep) -> str:
                     f"{sweep.folder} has no cell for {run.folder}: name {one.folder} first"
                 )
     done = [r for r in results if r.runs]
-    source = f"[{experiment.source}]({experiment.link})" if experiment.link else experiment.source
-    lines = [f"## {experiment.title}", ""]
-    lines += [f"Printed: {source}.", ""] if source else []
+    lines, source = [f"## {experiment.title}", ""], experiment.source
+    if experiment.link:
+        source = f"[{source}]({experiment.link})"
+    if source:
+        lines += [f"Printed: {source}.", ""]
     budget = "Budget: nothing scaled."
     if scaled := scaled_down(experiment):
         budget = f"Budget {experiment.budget}: {scaled}."
@@ -87,7 +91,7 @@ def section(sweep: Sweep, *more: Sweep) -> str:
         )
     else:
         lines.append("No run is finished.")
-    if remarks := _remarks(results, (sweep, *more)):
+    if remarks := _remarks(results):
         lines += ["", *remarks]
     lines += _intervals(done, experiment)
     for contrast in contrasts(experiment, results):
@@ -95,41 +99,34 @@ def section(sweep: Sweep, *more: Sweep) -> str:
     return "\n".join([*lines, ""])
 
 
-def _remarks(results: Sequence[CellResult], sweeps: Sequence[Sweep]) -> list[str]:
-    """Return a line for each note of a cell that was run, each run that failed, and each that does
-    not count.
-    """
-    notes: dict[str, list[str]] = {}
+def _remarks(results: Sequence[CellResult]) -> list[str]:
+    """Return a line for each note of a cell that was run, and each run that does not count."""
+    notes = defaultdict[str, list[str]](list)
     left_out: list[str] = []
-    came: set[tuple[str, int]] = set()
     for result in results:
-        label = result.cell.label
         if result.runs and result.cell.note:
-            notes.setdefault(result.cell.note, []).append(label)
-        left_out += [f"- {line}" for line in result.left_out]
-        came.update((label, run.recipe["seed"]) for run in result.runs)
-    lines = [f"- {', '.join(labels)}: {note}" for note, labels in notes.items()]
-    for sweep in sweeps:
-        for run, why in failures(sweep):
-            line = f"- {run.cell.label}, seed {run.seed} failed: {why}"
-            if (run.cell.label, run.seed) not in came and line not in lines:
-                lines.append(line)
-    return lines + left_out
+            notes[result.cell.note].append(result.cell.label)
+        left_out += result.left_out
+    lines = [f"{', '.join(labels)}: {note}" for note, labels in notes.items()]
+    return [f"- {line}" for line in lines + left_out]
 
 
 def _intervals(results: Sequence[CellResult], experiment: Experiment) -> list[str]:
     """Return a table of 95 % intervals of the metric, where runs have them."""
-    found: dict[str, dict[str, str]] = {}
+    found: dict[str, dict[str, str]] = defaultdict(dict)
     columns: dict[str, str] = {}
     for result in results:
-        name, figures = result.cell.metric, [run.last.get("figures", {}) for run in result.runs]
+        name, each = result.cell.metric, []
+        for run in result.runs:
+            figures = run.last.get("figures", {})
+            if name in figures.get("intervals", {}):
+                each.append((figures["values"][name], *figures["intervals"][name]))
         tuned = result.cell.plan is not None and result.cell.plan.tune
-        if not tuned and all(name in f.get("intervals", {}) for f in figures):
-            each = [(f["values"][name], *f["intervals"][name]) for f in figures]
+        if not tuned and len(each) == len(result.runs):
             scale = metric_of(result.runs[0], name).scale
             value, low, high = (scale * mean(numbers) for numbers in zip(*each, strict=True))
             row, column = names(result.cell, experiment)
-            found.setdefault(row, {})[column] = f"{value:.2f} ({low:.2f} to {high:.2f})"
+            found[row][column] = f"{value:.2f} ({low:.2f} to {high:.2f})"
             columns[column] = ""
     if not found:
         return []
@@ -149,23 +146,25 @@ def _contrast(contrast: Contrast) -> list[str]:
 
 def line(result: CellResult, experiment: Experiment) -> list[str]:
     """Return a cell that has been run, as the texts of the columns of the table."""
-    seeds = ", ".join(str(run.recipe["seed"]) for run in result.runs)
-    last = [run.last for run in result.runs]
-    sent = size(mean(row["bytes"] for row in last))
-    passes = mean(row["forward"] + 2 * row["backward"] for row in last)
-    cells = [*names(result.cell, experiment), ours(result), seeds, sent, f"{passes / 1e6:,.3g}"]
+    seeds, sent, passes = [], [], []
+    for run in result.runs:
+        seeds.append(str(run.recipe["seed"]))
+        sent.append(run.last["bytes"])
+        passes.append(run.last["forward"] + 2 * run.last["backward"])
+    cells = [*names(result.cell, experiment), ours(result), ", ".join(seeds)]
+    cells += [size(mean(sent)), f"{mean(passes) / 1e6:,.3g}", as_printed(result.cell.published)]
     far = t = ""
     if compared := result.comparison:
         far = f"{compared.difference:+.2f}"
         if compared.t is not None and not obstacle(result.cell, experiment):
             t = f"{compared.t:+.2f} ({compared.limit:.2f})"
-    return [*cells, as_printed(result.cell.published), far, t, verdict(result, experiment)]
+    return [*cells, far, t, verdict(result, experiment)]
 
 
 def _origins(results: Sequence[CellResult]) -> str:
     """Say how many of the runs were made for other experiments."""
-    sweeps = [cell_of(run.config) for run in runs_of(results)]
-    origins = Counter(sweep["of"] for sweep in sweeps if sweep.get("of"))
+    made_for = [cell_of(run.config).get("of") for run in runs_of(results)]
+    origins = Counter(filter(None, made_for))
     return "".join(f", {n} of them from {of}" for of, n in sorted(origins.items()))
 
 

@@ -33,15 +33,17 @@ def portable(values: Mapping[str, Any]) -> dict[str, Any]:
 def _portable(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return portable(value)
-    if name not in _PATHS:
-        return value
-    if isinstance(value, list | tuple):
+    if name in _PATHS and isinstance(value, list | tuple):
         return type(value)(_portable(name, each) for each in value)
-    if not isinstance(value, str):
+    if name not in _PATHS or not isinstance(value, str):
         return value
-    hub = "hf:" if value.startswith("hf:") else ""
-    path = PurePath(value.removeprefix(hub))
-    return f"{hub}{path.name}" if path.is_absolute() and ".py:" not in value else value
+    path = PurePath(value.removeprefix("hf:"))
+    # the class of a network in a file keeps its path
+    if not path.is_absolute() or ".py:" in value:
+        return value
+    if value.startswith("hf:"):
+        return f"hf:{path.name}"
+    return path.name
 
 
 FORMAT = 2

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,11 @@ def _differ(found: Plan[Method], wanted: Plan[Method]) -> tuple[str, ...]:
     if found == wanted:
         return ()
     there, here = flat(found), flat(wanted)
-    return tuple(
-        f"{k} is {there.get(k)} there, {here.get(k)} in the file"
-        for k in sorted(there.keys() | here.keys())
-        if there.get(k) != here.get(k)
-    )
+    told = []
+    for name in sorted(there.keys() | here.keys()):
+        if there.get(name) != here.get(name):
+            told.append(f"{name} is {there.get(name)} there, {here.get(name)} in the file")
+    return tuple(told)
 
 
 def flat(plan: Plan[Method]) -> dict[str, Any]:
@@ -107,53 +108,50 @@ def select(
 
     Each is ROW, COLUMN or ROW/COLUMN, where ROW and COLUMN are labels or parts of labels.
     """
+    rows, columns = {cell.row for cell in cells}, {cell.column for cell in cells}
 
     def named(texts: Sequence[str]) -> set[str]:
-        found: set[str] = set()
-        for text in texts:
-            slugs = {c.slug for c in cells if _named(c, text, cells)}
-            if not slugs:
-                raise unknown("cell", text, {t for c in cells for t in (c.row, c.column)})
-            found |= slugs
+        found = set[str]()
+        for text in map(str.strip, texts):
+            row, slash, column = text.partition("/")
+            if slash and text not in rows | columns:
+                in_rows, in_columns = _meant(row, rows), _meant(column, columns)
+                here = {c.slug for c in cells if c.row in in_rows and c.column in in_columns}
+            else:
+                labels = _meant(text, rows | columns)
+                here = {c.slug for c in cells if labels & {c.row, c.column}}
+            if not here:
+                raise unknown("cell", text, rows | columns)
+            found |= here
         return found
 
-    kept = {c.slug for c in cells}
+    kept = {cell.slug for cell in cells}
     if only:
         kept = named(only)
     kept -= named(without)
     if not kept:
         raise UserError("--without leaves no cell: name fewer")
-    return tuple(c for c in cells if c.slug in kept)
+    return tuple(cell for cell in cells if cell.slug in kept)
 
 
-def _named(cell: Cell, text: str, cells: Sequence[Cell]) -> bool:
-    row, slash, column = (part.strip() for part in text.partition("/"))
-    if slash and not any(text.strip() in (c.row, c.column) for c in cells):
-        return _is(row, cell.row, [c.row for c in cells]) and _is(
-            column, cell.column, [c.column for c in cells]
-        )
-    text = text.strip()
-    labels = [label for c in cells for label in (c.row, c.column)]
-    return _is(text, cell.row, labels) or _is(text, cell.column, labels)
-
-
-def _is(text: str, label: str, labels: Sequence[str]) -> bool:
-    """Return whether a label is meant: an exact match wins over whole words, and whole words over
+def _meant(text: str, labels: Set[str]) -> Set[str]:
+    """Return the labels that are meant: an exact match wins over whole words, and whole words over
     parts of words.
     """
+    text = text.strip()
     if text in labels:
-        return label == text
-    words = re.compile(rf"(?<!\w){re.escape(text)}(?!\w)", re.IGNORECASE)
-    if any(words.search(one) for one in labels):
-        return words.search(label) is not None
-    return text.lower() in label.lower()
+        return {text}
+    part = re.escape(text)
+    for pattern in (rf"(?<!\w){part}(?!\w)", part):
+        if found := {one for one in labels if re.search(pattern, one, re.IGNORECASE)}:
+            return found
+    return set()
 
 
 FORMAT = 1
-MARK, COPY, FAILED = "sweep.json", "experiment.toml", "failed.json"
-"""Other files in a sweep folder: the experiment file's name and budget, a copy of the file, and the
-failures."""
-OWN = (MARK, COPY, FAILED)
+MARK, COPY = "sweep.json", "experiment.toml"
+"""Other files in a sweep folder: the experiment file's name and budget, and a copy of the file."""
+OWN = (MARK, COPY)
 
 
 @dataclass(frozen=True)
@@ -179,12 +177,15 @@ class SweepRun:
     @property
     def state(self) -> Standing:
         """The state of the run, from its folder or else from its record."""
-        found = []
+        found = Standing()
         if self.begun:
-            found.append(standing(lambda: summarise(self.folder), self.plan))
-        if record := self.record:
-            found.append(standing(lambda: record, self.plan))
-        return next((state for state in found if state.result), [*found, Standing()][0])
+            found = standing(lambda: summarise(self.folder), self.plan)
+        if (record := self.record) and not found.result:
+            kept = standing(lambda: record, self.plan)
+            # what is wrong with the folder is said first
+            if kept.result or not self.begun:
+                return kept
+        return found
 
     @property
     def result(self) -> Summary | None:
@@ -212,13 +213,11 @@ class Sweep:
         """Return all runs that can be made, or those of some cells: every cell with one seed, then
         with the next.
         """
-        chosen = list(self.experiment.cells if cells is None else cells)
         found = []
-        for seed in self.experiment.seeds:
-            for cell in chosen:
-                if cell.plan is not None:
-                    name = f"{cell.slug}--seed{seed}"
-                    found.append(SweepRun(cell, seed, self.folder / name, self.records.get(name)))
+        for seed, cell in product(self.experiment.seeds, cells or self.experiment.cells):
+            if cell.plan is not None:
+                name = f"{cell.slug}--seed{seed}"
+                found.append(SweepRun(cell, seed, self.folder / name, self.records.get(name)))
         return tuple(found)
 
     @property
@@ -264,16 +263,17 @@ def _reused(sweep: Sweep, paths: Sequence[Path]) -> dict[str, Summary]:
     """Return finished runs of other experiments that this one would repeat bit for bit, by this
     one's folder names.
     """
-    found = {
-        json.dumps(flat(written(s)), sort_keys=True): s for s in summaries(paths) if s.finished
-    }
+    found = {}
+    for done in summaries(paths):
+        if done.finished:
+            found[json.dumps(flat(written(done)), sort_keys=True)] = done
     reused = {}
     for run in sweep.runs():
-        if s := found.get(json.dumps(flat(run.plan), sort_keys=True)):
-            made_for = cell_of(s.config)
-            about = _about(sweep, run)
+        if same := found.get(json.dumps(flat(run.plan), sort_keys=True)):
+            made_for, about = cell_of(same.config), _about(sweep, run)
             about["of"] = str(made_for.get("of") or made_for.get("experiment", ""))
-            reused[run.folder.name] = replace(s, config=s.config | {"sweep": about}, recorded=True)
+            config = same.config | {"sweep": about}
+            reused[run.folder.name] = replace(same, config=config, recorded=True)
     return reused
 
 
@@ -300,8 +300,13 @@ def jobs(sweep: Sweep, runs: Sequence[SweepRun], device: str = "") -> list[Launc
     """Return the runs that are left to do and can be read. Runs that have begun keep their
     settings.
     """
-    states = [(run, run.state) for run in runs]
-    changed = [(run, state.changed) for run, state in states if state.changed]
+    changed, left = [], []
+    for run in runs:
+        state = run.state
+        if state.changed:
+            changed.append((run, state.changed))
+        elif not state.result and not state.damage:
+            left.append(run)
     if changed:
         run, different = changed[0]
         more = ""
@@ -316,9 +321,7 @@ def jobs(sweep: Sweep, runs: Sequence[SweepRun], device: str = "") -> list[Launc
             f"{sweep.file} has changed since {where}{more}: {'; '.join(different[:3])}. Delete "
             f"{hint}"
         )
-    return [
-        _job(sweep, run, device) for run, state in states if not state.result and not state.damage
-    ]
+    return [_job(sweep, run, device) for run in left]
 
 
 def damaged(runs: Iterable[SweepRun]) -> list[tuple[SweepRun, str]]:
@@ -355,27 +358,21 @@ def keep_records(
     Returns:
         The number of runs in the file.
     """
-    now = {
-        r.folder.name: found
-        for r in (sweep.runs() if runs is None else runs)
-        if r.begun and (found := r.result)
-    }
+    now = {}
+    if runs is None:
+        runs = sweep.runs()
+    for run in runs:
+        if run.begun and (found := run.result):
+            now[run.folder.name] = found
     with records.held(path):
         there = _known(path, Path(sweep.file).stem, sweep.experiment.budget)
-        kept = {**sweep.records, **(there.runs if there else {}), **now}
-        if content is None:
-            content = there.experiment if there else _content(sweep.folder / COPY)
-        records.keep(path, Records(sweep.file, sweep.experiment.budget, content, kept))
-    return len(kept)
-
-
-def note_failures(sweep: Sweep, tried: Set[str], failed: Mapping[str, str]) -> None:
-    """Keep the reasons why runs failed, by the names of their folders, until they are tried
-    again.
-    """
-    kept = {name: why for name, why in _failed(sweep.folder).items() if name not in tried}
-    if kept or failed or (sweep.folder / FAILED).exists():
-        write(sweep.folder / FAILED, [json.dumps(kept | dict(failed), indent=1).encode()])
+        kept = dict(sweep.records)
+        if there:
+            kept |= there.runs
+            content = content or there.experiment
+        content = content or _content(sweep.folder / COPY)
+        records.keep(path, Records(sweep.file, sweep.experiment.budget, content, kept | now))
+    return len(kept | now)
 
 
 class SweepOutcomes:
@@ -389,7 +386,7 @@ class SweepOutcomes:
         self.failed: dict[str, str] = {}
         # runs on which another process is working
         self.elsewhere: list[SweepRun] = []
-        self._sweep, self._file, self._tried = sweep, file, set[str]()
+        self._sweep, self._file = sweep, file
         self._unkept = list(sweep.runs())
         if file:
             records.prepare(file)
@@ -401,7 +398,6 @@ class SweepOutcomes:
         if outcome.elsewhere:
             self.elsewhere.append(run)
             return
-        self._tried.add(run.folder.name)
         if outcome.error:
             self.failed[run.folder.name] = outcome.error
         self._unkept.append(run)
@@ -414,20 +410,9 @@ class SweepOutcomes:
             self._keep()
 
     def _keep(self, content: str | None = None) -> None:
-        note_failures(self._sweep, self._tried, self.failed)
         if self._file:
             keep_records(self._sweep, content, self._file, self._unkept)
         self._unkept.clear()
-
-
-def failures(sweep: Sweep) -> list[tuple[SweepRun, str]]:
-    """Return the runs that failed when they were last tried, and why."""
-    why = _failed(sweep.folder)
-    return [
-        (run, why[run.folder.name])
-        for run in sweep.runs()
-        if run.folder.name in why and not run.finished
-    ]
 
 
 def expand(paths: Iterable[Path]) -> list[Path]:
@@ -531,17 +516,6 @@ def _known(path: Path | None, name: str, budget: str) -> Records | None:
             f"{path} keeps {kept.file} at budget {kept.budget}: give another file by --records"
         )
     return kept
-
-
-def _failed(folder: Path) -> dict[str, str]:
-    try:
-        return {str(k): str(v) for k, v in json.loads(read_regular(folder / FAILED)).items()}
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{folder / FAILED} is damaged ({error}): delete it and run the sweep again"
-        ) from None
 
 
 def _short(file: Path) -> str:

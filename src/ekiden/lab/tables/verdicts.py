@@ -5,6 +5,7 @@ Paired differences are one method minus another, seed by seed. A seed gives both
 initial model.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import hypot, sqrt
@@ -146,8 +147,10 @@ class CellResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; shares in per cent, as papers print them."""
-        cell, compared = self.cell, self.comparison
+        cell, compared, average = self.cell, self.comparison, None
         printed = cell.published
+        if self.runs:
+            average = self.mean
         return {
             "row": cell.row,
             "column": cell.column,
@@ -157,7 +160,7 @@ class CellResult:
             "printed_std": printed and printed.std,
             "seeds": [run.config["recipe"]["seed"] for run in self.runs],
             "values": list(self.values),
-            "mean": self.mean if self.runs else None,
+            "mean": average,
             "std": self.std,
             "difference": compared and compared.difference,
             "skip": cell.skip,
@@ -179,13 +182,14 @@ def collect(
     before records.
     """
     chosen = cells or sweep.experiment.cells
-    done: dict[str, list[Summary]] = {cell.slug: [] for cell in chosen}
-    left_out: dict[str, list[str]] = {cell.slug: [] for cell in chosen}
+    done = defaultdict[str, list[Summary]](list)
+    left_out = defaultdict[str, list[str]](list)
     places = [replace(one, experiment=sweep.experiment).runs(chosen) for one in (sweep, *more)]
     for copies in zip(*places, strict=True):
         cell, seed = copies[0].cell, copies[0].seed
         counted, reasons = [], []
-        for state in (copy.state for copy in copies):
+        for copy in copies:
+            state = copy.state
             why = state.why
             if state.result:
                 why = unmeasured(state.result, cell.metric)
@@ -197,9 +201,10 @@ def collect(
             done[cell.slug].append(min(counted, key=lambda found: found.recorded))
         else:
             left_out[cell.slug] += dict.fromkeys(reasons)
-    return tuple(
-        CellResult(cell, tuple(done[cell.slug]), tuple(left_out[cell.slug])) for cell in chosen
-    )
+    results = []
+    for cell in chosen:
+        results.append(CellResult(cell, tuple(done[cell.slug]), tuple(left_out[cell.slug])))
+    return tuple(results)
 
 
 def runs_of(results: Sequence[CellResult]) -> list[Summary]:
@@ -220,8 +225,10 @@ def verdict(result: CellResult, experiment: Experiment) -> str:
     compared.
     """
     compared = result.comparison
+    if not result.runs:
+        return "not run"
     if compared is None:
-        return "not printed" if result.runs else "not run"
+        return "not printed"
     if reason := obstacle(result.cell, experiment):
         return f"not comparable: {reason}"
     return compared.verdict
@@ -269,8 +276,10 @@ _STYLES = {1: "bold", 2: "underline"}
 
 def heading(experiment: Experiment, results: Sequence[CellResult]) -> str:
     """Return the lines above the table: what it shows, and what a budget reduced."""
-    shares = all(headline(run).share for run in runs_of(results))
-    line = f"{experiment.title}: {'% as ' if shares else ''}mean ± std over seeds (printed, difference)"
+    what = "mean ± std over seeds (printed, difference)"
+    if all(headline(run).share for run in runs_of(results)):
+        what = f"% as {what}"
+    line = f"{experiment.title}: {what}"
     if scaled := scaled_down(experiment):
         line += f"\nbudget {experiment.budget}: {scaled}"
     return line
@@ -283,18 +292,20 @@ def ranks(experiment: Experiment, results: Sequence[CellResult]) -> dict[str, in
     Methods that pool the data are yardsticks and have no rank. What was measured on the clients'
     own test data, after training or after averaging, is ranked separately.
     """
-    groups: dict[tuple[str, str], list[CellResult]] = {}
+    groups: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for result in results:
         if result.runs and not _pools_data(result):
             task, _ = _places(experiment, result)
-            groups.setdefault((task, result.cell.measured), []).append(result)
+            score = result.mean
+            if not result.higher:
+                score = -score
+            groups[task, result.cell.measured][result.cell.slug] = score
     found = {}
-    for group in groups.values():
-        if len(group) == 1:
-            continue
-        scores = [one.mean if one.higher else -one.mean for one in group]
-        for one, score in zip(group, scores, strict=True):
-            found[one.cell.slug] = 1 + sum(other > score for other in scores)
+    for scores in groups.values():
+        # alone, a method has no rank
+        if len(scores) > 1:
+            for slug, score in scores.items():
+                found[slug] = 1 + sum(other > score for other in scores.values())
     return found
 
 
@@ -304,7 +315,9 @@ def names(cell: Cell, experiment: Experiment) -> tuple[str, str]:
 
     A label that has the mark already keeps one.
     """
-    mark = " (N models)" if cell.plan and cell.plan.recipe.method.traits.joins_models else ""
+    mark = ""
+    if cell.plan and cell.plan.recipe.method.traits.joins_models:
+        mark = " (N models)"
     if experiment.methods_in_rows:
         return cell.row.removesuffix(mark) + mark, cell.column
     return cell.row, cell.column.removesuffix(mark) + mark
@@ -321,7 +334,9 @@ def as_printed(value: Published | None) -> str:
     """
     if value is None:
         return "-"
-    return " ± ".join(_digits(v) for v in (value.mean, value.std) if v is not None)
+    if value.std is None:
+        return _digits(value.mean)
+    return f"{_digits(value.mean)} ± {_digits(value.std)}"
 
 
 def _digits(value: float) -> str:
@@ -403,9 +418,14 @@ class Contrast:
     @property
     def behind(self) -> str:
         """All cases in which the method is behind another one that is not a bound, in words."""
-        found = [(task.label, d) for task in self.tasks for d in task.each if d and not d.bound]
-        lost = [f"{task}, {d.other} ({d})" for task, d in found if d.mean < 0]
-        count = f"Behind in {len(lost)} of {len(found)}"
+        lost, compared = [], 0
+        for task in self.tasks:
+            for gap in task.each:
+                if gap and not gap.bound:
+                    compared += 1
+                    if gap.mean < 0:
+                        lost.append(f"{task.label}, {gap.other} ({gap})")
+        count = f"Behind in {len(lost)} of {compared}"
         if lost:
             count += f": {'; '.join(lost)}"
         return f"{count}."
@@ -425,7 +445,7 @@ class Contrast:
 
 def contrasts(experiment: Experiment, results: Sequence[CellResult]) -> tuple[Contrast, ...]:
     """Return the comparisons that the file asks for with `paired`, for what is finished."""
-    made = (_contrast(experiment, results, method) for method in experiment.paired)
+    made = [_contrast(experiment, results, method) for method in experiment.paired]
     return tuple(contrast for contrast in made if contrast.tasks)
 
 
@@ -447,15 +467,17 @@ def _contrast(experiment: Experiment, results: Sequence[CellResult], method: str
 
     The best other method is the one with the smallest difference.
     """
-    by_task: dict[str, dict[str, CellResult]] = {}
+    by_task: dict[str, dict[str, CellResult]] = defaultdict(dict)
     for result in results:
         if result.runs:
             task, name = _places(experiment, result)
-            by_task.setdefault(task, {})[name] = result
+            by_task[task][name] = result
     by_task = {task: here for task, here in by_task.items() if method in here}
-    found = {name for here in by_task.values() for name in here}
-    labels = experiment.rows if experiment.methods_in_rows else experiment.columns
-    others = tuple(label for label in labels if label in found and label != method)
+    found = set[str]().union(*by_task.values()) - {method}
+    labels = experiment.columns
+    if experiment.methods_in_rows:
+        labels = experiment.rows
+    others = tuple(filter(found.__contains__, labels))
     tasks = []
     for task, here in by_task.items():
         mine = here[method]
@@ -488,9 +510,13 @@ def _pools_data(result: CellResult) -> bool:
 
 
 def _kind(result: CellResult) -> type[Method] | None:
-    return type(result.cell.plan.recipe.method) if result.cell.plan else None
+    if result.cell.plan is None:
+        return None
+    return type(result.cell.plan.recipe.method)
 
 
 def _by_seed(result: CellResult) -> dict[int, float]:
-    seeds = [run.recipe["seed"] for run in result.runs]
-    return dict(zip(seeds, result.values, strict=True))
+    found = {}
+    for run, value in zip(result.runs, result.values, strict=True):
+        found[run.recipe["seed"]] = value
+    return found
