@@ -9,10 +9,11 @@ import json
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,27 +90,27 @@ def _load(path: Path) -> tuple[Dataset, list[str]] | None:
     if not path.is_file():
         return None
     try:
-        tensors: dict[str, Any] = {}
-        total = 0
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            described = json.loads(file.read(length))
+            begin = 8 + int.from_bytes(file.read(8), "little")
+            described = json.loads(file.read(begin - 8))
+            total = 0
+            # read, not mapped: they do not stay in memory
+            while piece := file.read(_PIECE):
+                total = zlib.crc32(piece, total)
             names = json.loads(described.pop("__metadata__")["ekiden"])
-            for name, about in sorted(described.items()):
-                (begin, end), shape = about["data_offsets"], tuple(about["shape"])
-                dtype = next(
-                    dtype for dtype, text in files.DTYPES.items() if text == about["dtype"]
-                )
-                large = end - begin >= files.LARGE and dtype == torch.uint8
-                data, at = bytearray(), 8 + length + begin
-                file.seek(at)
-                for piece in _read(file, end - begin):
-                    total = zlib.crc32(piece, total)
-                    data += b"" if large else piece
-                whole = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-                tensors[name] = files.Place(path, at, shape).open() if large else whole.view(shape)
-        if names["sum"] != total:
-            return None
+            if names["sum"] != total:
+                return None
+            tensors: dict[str, Any] = {}
+            for name, about in described.items():
+                first, end = about["data_offsets"]
+                at, shape = begin + first, tuple(about["shape"])
+                dtype = next(kind for kind, text in files.DTYPES.items() if text == about["dtype"])
+                if end - first >= files.LARGE and dtype == torch.uint8:
+                    tensors[name] = files.Place(path, at, shape).open()
+                else:
+                    file.seek(at)
+                    data = torch.from_numpy(np.fromfile(file, np.uint8, end - first))
+                    tensors[name] = data.view(dtype).view(shape)
         train, test = (
             Samples(**{k.removeprefix(part): t for k, t in tensors.items() if k.startswith(part)})
             for part in ("train.", "test.")
@@ -130,16 +131,9 @@ def _load(path: Path) -> tuple[Dataset, list[str]] | None:
         return None
 
 
-def _read(file: IO[bytes], size: int) -> Iterator[bytes]:
-    """Yield the next bytes of a file: read, not mapped, so that they do not stay in memory."""
-    while size > 0 and (piece := file.read(min(size, _PIECE))):
-        size -= len(piece)
-        yield piece
-
-
 def _sum(tensors: Mapping[str, Tensor]) -> int:
     """Return the checksum of all bytes."""
     total = 0
     for tensor in tensors.values():
-        total = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, total)
+        total = zlib.crc32(files.bytes_of(tensor), total)
     return total

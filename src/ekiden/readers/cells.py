@@ -6,10 +6,10 @@ files and frames.
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from math import isnan
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -105,8 +105,11 @@ class Writing:
 
     def numbers(self, column: str) -> list[float]:
         """Return the marks of missing values in a column that are numbers."""
-        found = [_float(mark) for mark in self.marks(column)]
-        return [number for number in found if number is not None]
+        found = list[float]()
+        for mark in self.marks(column):
+            with suppress(ValueError):
+                found.append(float(mark))
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,9 +135,7 @@ class _Text:
             pc.is_in(trimmed, pa.array([*NULLS, *missing], trimmed.type)), None, trimmed
         )
         coded = trimmed.dictionary_encode()
-        places = np.array(
-            coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64
-        )
+        places = np.array(coded.indices.fill_null(-1), dtype=np.int64)
         counts = np.bincount(places[places >= 0], minlength=len(coded.dictionary))
         return _Text(coded.dictionary, places, counts, form)
 
@@ -142,9 +143,7 @@ class _Text:
         """Return (k,) which cells have this form."""
         import pyarrow.compute as pc
 
-        return np.array(
-            pc.match_substring_regex(self.cells, pattern).to_numpy(zero_copy_only=False), dtype=bool
-        )
+        return np.array(pc.match_substring_regex(self.cells, pattern), dtype=bool)
 
     @cached_property
     def plain(self) -> "_Text":
@@ -514,22 +513,14 @@ class Cells:
             warn_of_marks(days, what, dates=True)
             zoned = pa.types.is_timestamp(kind) and bool(kind.tz)
             return _floats(days), _written(stamps[stamps != LOST], zoned)
-        numeric = (
-            pa.types.is_integer,
-            pa.types.is_floating,
-            pa.types.is_decimal,
-            pa.types.is_boolean,
-        )
         if pa.types.is_temporal(kind):
             raise UserError(self._line(name, kind, _out(name)))
-        if not any(test(kind) for test in numeric):
+        if not pa.types.is_primitive(kind) and not pa.types.is_decimal(kind):
             advice = f"{_out(name)}, or name it with --image-column or --array-column"
             raise UserError(self._line(name, f"{kind}, neither numbers nor text", advice))
         if pa.types.is_boolean(kind):
             column = column.cast(pa.int8())
-        values = np.array(
-            column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64
-        )
+        values = np.array(column.cast(pa.float64(), safe=False), dtype=np.float64)
         if pa.types.is_integer(kind):
             self._look_for_large(name, values)
         return self._finite(name, values), ""
@@ -557,7 +548,7 @@ class Cells:
             thousands = "."
         cells = pc.replace_substring(cells, thousands, "")
         cells = pc.replace_substring(cells, self.decimal, ".")
-        return np.array(cells.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
+        return np.array(cells.cast(pa.float64()), dtype=np.float64)
 
     def _refuse_odd(
         self, name: str, text: _Text, which: NDArray[np.bool_], kind: str, *, strict: bool
@@ -603,19 +594,20 @@ class Cells:
         if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
             return column.cast(pa.large_string())
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-            values = column.cast(pa.float64(), safe=False).to_pylist()
-            known = [None if v is None or isnan(v) else v for v in values]
-            if any(v is not None and abs(v) > _EXACT for v in known):
+            values = np.array(column.cast(pa.float64(), safe=False), dtype=np.float64)
+            lost = np.isnan(values)
+            if (np.abs(values) > _EXACT).any():
                 holds = "codes above 2^53 as floats, which lost digits"
                 raise UserError(self._line(name, holds, "give text or integers"))
-            if all(v is None or v.is_integer() for v in known):
-                return pa.array(known, pa.int64()).cast(pa.large_string())
-            return pa.array([v if v is None else repr(v) for v in known], pa.large_string())
+            known = np.where(lost, 0, values)
+            if (known == np.floor(known)).all():
+                return pa.array(known, pa.int64(), mask=lost).cast(pa.large_string())
+            return pa.array([*map(repr, values.tolist())], pa.large_string(), mask=lost)
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
             stamps = stamps_of(column.combine_chunks())
             midnight = bool((stamps[stamps != LOST] % DAY == 0).all())
-            texts = [None if s == LOST else iso(int(s), whole=midnight) for s in stamps]
-            return pa.array(texts, pa.large_string())
+            texts = [iso(stamp, whole=midnight) for stamp in stamps.tolist()]
+            return pa.array(texts, pa.large_string(), mask=stamps == LOST)
         raise UserError(self._line(name, kind, "it must hold integers or names (strings)"))
 
 
@@ -701,13 +693,6 @@ def _floats(values: Floats) -> Any:
     import pyarrow as pa
 
     return pa.array(values, mask=np.isnan(values))
-
-
-def _float(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _other(text: _Text, odd: NDArray[np.bool_], expected: str) -> str:

@@ -22,7 +22,7 @@ from ekiden.readers.cells import Cells, Writing, is_text
 from ekiden.readers.kinds import Arrays, Images, Inputs, Table, Tokens, named
 from ekiden.readers.kinds.arrays import is_list
 from ekiden.readers.kinds.images import holds_files, is_encoded, masks
-from ekiden.readers.undecoded import Raw
+from ekiden.readers.undecoded import Raw, named_twice
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,12 @@ class Reading(Checked):
     """largest angle in degrees by which training images are rotated, at random"""
 
     def __post_init__(self) -> None:
-        for name in (f.name for f in fields(self) if f.name.endswith(("_column", "_columns"))):
-            if value := getattr(self, name):
-                shown = (
-                    frames.seen([value])[0] if isinstance(value, str) else tuple(frames.seen(value))
-                )
-                object.__setattr__(self, name, shown)
+        for name in _names_of_columns():
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                object.__setattr__(self, name, tuple(frames.seen(value)))
+            else:
+                object.__setattr__(self, name, frames.seen([value])[0])
         if self.dates and "%" not in self.dates:
             raise UserError(f"--dates is a pattern, as in --dates=%d.%m.%Y, not {self.dates!r}")
         if self.pixel_window and (
@@ -124,7 +124,7 @@ class Reading(Checked):
                 )
         own = (self.image_column, self.text_column, self.array_column, *self.label_column)
         own = (*own, self.group_column, self.subject_column, self.time_column)
-        if twice := next((c for c in own if c and own.count(c) > 1), None):
+        if twice := named_twice([*filter(None, own)]):
             raise UserError(
                 f"column {twice!r} cannot be two things: give the name of each column once"
             )
@@ -197,9 +197,7 @@ class Reading(Checked):
     @property
     def names_columns(self) -> bool:
         """Return whether any column is named."""
-        return any(
-            getattr(self, f.name) for f in fields(self) if f.name.endswith(("_column", "_columns"))
-        )
+        return any(getattr(self, name) for name in _names_of_columns())
 
     def for_model(self, model: str) -> "Reading":
         """Return these options with the tokenizer of the trained model, unless another was
@@ -220,6 +218,11 @@ class Reading(Checked):
         if self.fit == "crop" and not size:
             raise UserError("--fit=crop needs --size, the size to cut out")
         return Images(size or 0, self.fit, self.pixel_window, self.colour)
+
+
+def _names_of_columns() -> list[str]:
+    """Return the fields of `Reading` that name columns."""
+    return [f.name for f in fields(Reading) if f.name.endswith(("_column", "_columns"))]
 
 
 def reading(columns: dict[str, Any]) -> Reading:

@@ -48,7 +48,7 @@ def stamps_of(column: Any) -> NDArray[np.int64]:
     import pyarrow as pa
 
     stamps = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
-    return np.array(stamps.fill_null(LOST).to_numpy(zero_copy_only=False), dtype=np.int64)
+    return np.array(stamps.fill_null(LOST), dtype=np.int64)
 
 
 def iso(stamp: int, *, whole: bool) -> str:

@@ -4,6 +4,7 @@ events.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +31,9 @@ class Followed(Checked):
     later: CountOrZero
 
     def __post_init__(self) -> None:
-        ascending = all(a < b for a, b in zip(self.times, self.times[1:], strict=False))
-        if not ascending or not len(self.times) == len(self.events) == len(self.before) == len(
-            self.at
-        ):
+        ascending = all(a < b for a, b in pairwise(self.times))
+        rows = (self.events, self.before, self.at)
+        if not ascending or {*map(len, rows)} != {len(self.times)}:
             raise UserError(
                 "times must be in ascending order, each with its numbers of rows: such as 90 180 "
                 "365"
@@ -54,37 +54,35 @@ class Followed(Checked):
             np.bincount(place[rows], minlength=len(grid) + 1).tolist()
             for rows in (event, ~event & ~exact, ~event & exact)
         ]
-        kept, left, events, before, at = list[tuple[float, int, int, int]](), len(y), 0, 0, 0
-        for time, with_event, inside, here in zip(grid.tolist(), *each, strict=False):
-            events, before, at = events + with_event, before + at + inside, here
-            found = (events, before, at) if at >= least else (events, before + at, 0)
-            if all(n == 0 or n >= least for n in (*found, left - sum(found))):
-                kept.append((time, *found))
-                left, events, before, at = left - sum(found), 0, 0, 0
-        return Followed(
-            tuple(row[0] for row in kept),
-            tuple(row[1] for row in kept),
-            tuple(row[2] for row in kept),
-            tuple(row[3] for row in kept),
-            left if left >= least else 0,
-        )
+        kept = list[tuple[float, int, int, int]]()
+        left, events, before = len(y), 0, 0
+        for time, with_event, inside, at in zip(grid.tolist(), *each, strict=False):
+            events, before = events + with_event, before + inside
+            told = at
+            if at < least:
+                before, told = before + at, 0
+            after = left - events - before - told
+            if not any(0 < n < least for n in (events, before, told, after)):
+                kept.append((time, events, before, told))
+                left, events, before = after, 0, 0
+            else:
+                before += told
+        if left < least:
+            left = 0
+        columns = [*zip(*kept, strict=True)] or [()] * 4
+        return Followed(columns[0], columns[1], columns[2], columns[3], left)
 
     def only(self, times: Sequence[float]) -> "Followed":
         """Return the same rows, counted at some of the times."""
         place = np.searchsorted(np.array(times), self.times)
-        events, gone = (
-            np.bincount(place, counts, len(times) + 1).astype(int)[: len(times)]
-            for counts in (np.array(self.events), np.array(self.before) + np.array(self.at))
-        )
-        at = np.array([self.at[self.times.index(time)] for time in times], dtype=int)
-        rows = sum(self.events) + sum(self.before) + sum(self.at) + self.later
-        later = rows - int(events.sum() + gone.sum())
+        events, gone = np.zeros((2, len(times) + 1), dtype=np.int64)
+        np.add.at(events, place, self.events)
+        np.add.at(gone, place, np.array(self.before) + self.at)
+        at = [self.at[self.times.index(time)] for time in times]
+        later = self.later + int(events[-1] + gone[-1])
+        before = gone[:-1] - np.array(at, dtype=np.int64)
         return Followed(
-            tuple(times),
-            tuple(events.tolist()),
-            tuple((gone - at).tolist()),
-            tuple(at.tolist()),
-            later,
+            tuple(times), tuple(events[:-1].tolist()), tuple(before.tolist()), tuple(at), later
         )
 
     @property

@@ -16,7 +16,7 @@ from typing import Any
 from ekiden.core.base.errors import UserError, counted, listed, row_text, tell
 from ekiden.core.base.memory import limited
 from ekiden.readers.cells import DELIMITER, is_text
-from ekiden.readers.undecoded import composed
+from ekiden.readers.undecoded import composed, named_twice
 
 _INDEX, _NOT_READ = "the index", "of a frame is not read: make it a column by frame.reset_index()"
 # of a Parquet file: 8 GB of numbers, 16 GB of texts and images
@@ -73,9 +73,8 @@ def arrow(source: Any, what: str) -> Any:
     metadata = table.schema.metadata
     table = table.rename_columns(seen(table.column_names)).replace_schema_metadata(metadata)
     _refuse_nameless(table, what)
-    twice = [name for name in table.column_names if table.column_names.count(name) > 1]
-    if twice:
-        raise UserError(f"{what} has two columns called {twice[0]!r}: rename one")
+    if twice := named_twice(table.column_names):
+        raise UserError(f"{what} has two columns called {twice!r}: rename one")
     if not len(table):
         raise UserError(f"{what} has no row: it needs at least one")
     return table

@@ -31,7 +31,7 @@ from ekiden.readers.kinds import arrays
 from ekiden.readers.kinds.arrays import Arrays, with_channels
 from ekiden.readers.kinds.images import Images, decode
 from ekiden.readers.raster import split
-from ekiden.readers.undecoded import PARTS, Raw, natural
+from ekiden.readers.undecoded import PARTS, Raw, named_twice, natural
 
 SUFFIXES = raster.SUFFIXES | {*medical.DICOM, *medical.NIFTI}
 READABLE = (*frames.SUFFIXES, *arrays.SUFFIXES)
@@ -701,7 +701,6 @@ def _from_toml(path: Path) -> dict[str, Path]:
 
 
 def _by_name(named_: list[tuple[str, Path]]) -> dict[str, Path]:
-    names = [name for name, _ in named_]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    if twice := named_twice([name for name, _ in named_]):
         raise UserError(f"two silos are called {twice!r}: rename one, or name them in a TOML file")
     return dict(named_)

@@ -59,20 +59,19 @@ def by_strata(*keys: Tensor | None, seed: int = 0) -> tuple[Tensor, Tensor]:
     Returns:
         Training rows and test rows, int64, each in ascending order.
     """
-    table = np.stack([k.cpu().numpy() for k in keys if k is not None], axis=1)
-    _, stratum = np.unique(table, axis=0, return_inverse=True)
+    stratum = numbered(*(together([key]) for key in keys))
     rng = np.random.default_rng(seed)
-    rows = rng.permutation(len(table))
+    rows = rng.permutation(len(stratum))
     rows = rows[np.argsort(stratum[rows], kind="stable")]
-    held = np.zeros(len(table), dtype=bool)
+    held = np.zeros(len(stratum), dtype=bool)
     seen = taken = 0
-    for part in np.split(rows, np.cumsum(np.bincount(stratum))[:-1]):
+    for part in cut(rows, np.bincount(stratum)):
         seen += len(part)
         exact = FRACTION * len(part)
         share = min(max(round(FRACTION * seen) - taken, floor(exact)), ceil(exact), len(part) - 1)
         held[part[:share]] = True
         taken += share
-    return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
+    return _divided(held)
 
 
 Rows = NDArray[np.int64]
@@ -141,7 +140,7 @@ class DealtUnits:
         return [np.array(part, dtype=np.int64) for part in dealt]
 
 
-def cut(rows: Rows, sizes: Sequence[int] | Rows) -> list[Rows]:
+def cut(rows: NDArray[Any], sizes: Sequence[int] | Rows) -> list[NDArray[Any]]:
     """Return views of consecutive parts of these sizes; much faster than `np.split` if there are
     many.
     """
@@ -149,10 +148,16 @@ def cut(rows: Rows, sizes: Sequence[int] | Rows) -> list[Rows]:
     return [rows[start:end] for start, end in pairwise([0, *ends])]
 
 
-def numbered(*keys: NDArray[np.int64]) -> Rows:
-    """Return one number (n,) from 0 for each combination of keys (n,)."""
-    _, codes = np.unique(np.stack(keys, axis=1), axis=0, return_inverse=True)
+def numbered(*keys: Rows | None) -> Rows:
+    """Return one number (n,) from 0 for each combination of keys (n,); one that is None is ignored."""
+    known = [key for key in keys if key is not None]
+    _, codes = np.unique(np.stack(known, axis=1), axis=0, return_inverse=True)
     return codes.reshape(-1).astype(np.int64)
+
+
+def _divided(held: Mask) -> tuple[Tensor, Tensor]:
+    """Return the rows (n,) that are not held out, and those that are."""
+    return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
 
 
 def held_out(
@@ -281,18 +286,15 @@ def hold_out(
             divided(kinds, part.domain, part.group)
             for part, kinds in zip(parts, strata, strict=True)
         ]
-    silo = _joined([[np.full(len(part), k), *_numbers(part.group)] for k, part in enumerate(parts)])
-    kinds = _joined(
-        [
-            [*_numbers(labels), *_numbers(part.domain)]
-            for part, labels in zip(parts, strata, strict=True)
-        ]
-    )
+
+    def whole(name: str) -> NDArray[Any] | None:
+        return together([getattr(part, name) for part in parts])
+
+    sizes = [*map(len, parts)]
+    silo = numbered(np.repeat(np.arange(len(parts)), sizes), whole("group"))
+    kinds = numbered(together(strata), whole("domain"))
     order = np.random.default_rng(0).permutation(len(silo))
-    given = {
-        "subject": together([part.subject for part in parts]),
-        "time": together([part.time for part in parts]),
-    }
+    given = {"subject": whole("subject"), "time": whole("time")}
     known = {name: values[order] for name, values in given.items() if values is not None}
     held = np.zeros(len(silo), dtype=bool)
     held[order] = held_out(FRACTION, silo[order], strata=kinds[order], some=True, **known)
@@ -310,10 +312,7 @@ def hold_out(
         raise UserError(
             f"{what} has {few}, too few to hold out a test part: {needed}; give a test part"
         )
-    each = np.split(held, np.cumsum([len(part) for part in parts])[:-1])
-    return [
-        (torch.from_numpy(np.flatnonzero(~h)), torch.from_numpy(np.flatnonzero(h))) for h in each
-    ]
+    return [*map(_divided, cut(held, sizes))]
 
 
 def together(parts: Sequence[Tensor | None]) -> NDArray[Any] | None:
@@ -322,12 +321,3 @@ def together(parts: Sequence[Tensor | None]) -> NDArray[Any] | None:
     if len(given) < len(parts):
         return None
     return np.concatenate(given)
-
-
-def _numbers(key: Tensor | None) -> list[Rows]:
-    return [] if key is None else [key.cpu().numpy().astype(np.int64)]
-
-
-def _joined(keys: Sequence[Sequence[Rows]]) -> Rows:
-    """Number the combinations of keys in all parts; keys that only some parts have are left out."""
-    return numbered(*(np.concatenate([key[k] for key in keys]) for k in range(min(map(len, keys)))))

@@ -23,6 +23,7 @@ from ekiden.readers.holdings import Source
 from ekiden.readers.holdout import DealtUnits, cut
 from ekiden.readers.kinds import Table
 from ekiden.readers.scaling import agreed
+from ekiden.readers.targets import relabelled
 
 Rows = NDArray[np.int64]
 
@@ -157,13 +158,7 @@ def _without_lost_classes(left: Dataset, before: Dataset) -> Dataset:
     classes = tuple(before.classes[k] for k in kept)
     place = torch.full((len(before.classes),), -1)
     place[kept] = torch.arange(len(kept))
-    parts = []
-    for part in (left.train, left.test):
-        names = classes
-        if not part.classes:
-            names = ()
-        parts.append(replace(part, y=place[part.y], classes=names))
-    return replace(left, train=parts[0], test=parts[1], classes=classes)
+    return relabelled(left, place, classes)
 
 
 def _present(dataset: Dataset) -> set[int]:
@@ -175,22 +170,18 @@ def _validation(
 ) -> tuple[list[Rows], list[Rows]]:
     """Divide the rows of each client into those for training and those for validation."""
     if not share or (train.subject is None and train.time is None):
-        firsts = [int(share * len(r)) for r in rows]
-        pairs = [*zip(rows, firsts, strict=True)]
-        return [r[first:] for r, first in pairs], [r[:first] for r, first in pairs]
+        parts = [np.split(r, [int(share * len(r))]) for r in rows]
+        return [last for _, last in parts], [first for first, _ in parts]
     every = np.concatenate(rows)
-    client = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
-    subject, time = (
-        holdout.together([train.subject]),
-        holdout.together([train.time]),
-    )
-    if subject is not None:
-        subject = subject[every]
-    if time is not None:
-        time = time[every]
-    held = holdout.held_out(share, client, subject=subject, time=time)
+    client = np.repeat(np.arange(len(rows)), [*map(len, rows)])
+    known = dict[str, Any]()
+    for name in ("subject", "time"):
+        values = holdout.together([getattr(train, name)])
+        if values is not None:
+            known[name] = values[every]
+    held = holdout.held_out(share, client, **known)
     sizes = np.bincount(client, weights=held, minlength=len(rows)).astype(np.int64)
-    return cut(every[~held], [len(r) for r in rows] - sizes), cut(every[held], sizes)
+    return cut(every[~held], np.bincount(client) - sizes), cut(every[held], sizes)
 
 
 SPELLINGS = (

@@ -21,9 +21,7 @@ from ekiden.readers.kinds import Inputs, Table, from_json
 from ekiden.readers.kinds.tables import encode_again
 from ekiden.readers.moments import ColumnSums, counted_together, read_sums, target, told_by
 from ekiden.readers.schema import Schema
-from ekiden.readers.undecoded import natural
-
-_TOLD = {"moments": "numbers", "categories": "categories"}
+from ekiden.readers.undecoded import named_twice, natural
 
 
 def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
@@ -245,35 +243,11 @@ def agree_on(
     becomes part of what is agreed on. Columns in another unit, and rows that several silos hold,
     are named.
     """
-    told = []
+    told = list[ColumnSums]()
     for file in files:
-        told.append(read_sums(file))
-    for file, one in zip(files, told, strict=True):
-        for what in ("moments", "categories"):
-            first, own = ({*getattr(each, what)} for each in (told[0], one))
-            if first != own:
-                name = min(first ^ own)
-                has, lacks, others = (
-                    (files[0], file, own - first)
-                    if name in first
-                    else (file, files[0], first - own)
-                )
-                near = nearest(name, others, n=1, cutoff=0.8)
-                rename = f"rename {near[0]!r} there, or " if near else ""
-                raise UserError(
-                    f"{lacks} lacks the column {name!r} of {_TOLD[what]}, which {has} has: "
-                    f"{rename}give all silos "
-                    "the same columns, or leave it out at all by drop_columns in silo.toml"
-                )
-        if odd := sorted({*told[0].dates} ^ {*one.dates}):
-            raise UserError(
-                f"only one of {files[0]} and {file} holds dates in the column {odd[0]!r}: write it "
-                "alike at all silos"
-            )
-    told = [
-        one if one.silo else replace(one, silo=file.stem)
-        for file, one in zip(files, told, strict=True)
-    ]
+        one = read_sums(file)
+        told.append(replace(one, silo=one.silo or file.stem))
+        _refuse_other_columns(files[0], told[0], file, one)
     _check_silos([one.silo for one in told], expected)
     told = inspector().sums(told, spelling)
     # the others are targets
@@ -293,9 +267,35 @@ def agree_on(
     return Scaling(known, target_scales(told), schema.text() if schema else "", counts)
 
 
+def _refuse_other_columns(usual: Path, first: ColumnSums, file: Path, one: ColumnSums) -> None:
+    """Refuse sums of other columns than those of the first silo."""
+    for what, known, own in (
+        ("numbers", {*first.moments}, {*one.moments}),
+        ("categories", {*first.categories}, {*one.categories}),
+    ):
+        if known == own:
+            continue
+        name = min(known ^ own)
+        has, lacks, others = usual, file, own - known
+        if name in own:
+            has, lacks, others = file, usual, known - own
+        rename = ""
+        if near := nearest(name, others, n=1, cutoff=0.8):
+            rename = f"rename {near[0]!r} there, or "
+        raise UserError(
+            f"{lacks} lacks the column {name!r} of {what}, which {has} has: {rename}give all silos "
+            "the same columns, or leave it out at all by drop_columns in silo.toml"
+        )
+    if odd := sorted({*first.dates} ^ {*one.dates}):
+        raise UserError(
+            f"only one of {usual} and {file} holds dates in the column {odd[0]!r}: write it "
+            "alike at all silos"
+        )
+
+
 def _check_silos(names: Sequence[str], expected: Sequence[str]) -> None:
     """Refuse sums that are given twice, and name silos whose sums are missing."""
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    if twice := named_twice(names):
         raise UserError(f"two files are the sums of {twice}: give those of each silo once")
     if expected and (missing := [name for name in expected if name not in names]):
         raise UserError(

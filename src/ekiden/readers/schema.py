@@ -46,7 +46,7 @@ from ekiden.core.base.errors import (
 )
 from ekiden.core.base.files import read_text
 from ekiden.readers.cells import DATE, Cells, Writing, short
-from ekiden.readers.undecoded import Raw
+from ekiden.readers.undecoded import Raw, named_twice
 
 Kind = Literal["number", "date", "category", "text", "image", "array", "id"]
 SAMPLES = ("text", "image", "array")
@@ -98,7 +98,7 @@ class Column(Checked):
             raise UserError(
                 f"categories are for the kind category, not for {self.kind}: leave them out"
             )
-        if twice := next((c for c in self.categories if self.categories.count(c) > 1), None):
+        if twice := named_twice(self.categories):
             raise UserError(f"the category {twice!r} is there twice: name each once")
 
     @staticmethod
@@ -203,8 +203,8 @@ class Schema(Checked):
         for name in roles:
             if name not in self.columns:
                 raise unknown("column", name, self.columns)
-            if roles.count(name) > 1:
-                raise UserError(f"column {name!r} cannot be two things")
+        if twice := named_twice(roles):
+            raise UserError(f"column {twice!r} cannot be two things")
         for name in self.label_column:
             if self.columns[name].kind not in ("category", "number"):
                 raise UserError(f"the label {name!r} must be of the kind category or number")
@@ -476,7 +476,7 @@ class _Check:
         dates = DATE in (kind.metadata or {})
         if dates != (self.schema.columns[name].kind == "date"):
             return None, "dates" if dates else "numbers"
-        return np.array(read[name].to_numpy(), dtype=np.float64), ""
+        return np.array(read[name], dtype=np.float64), ""
 
     def _named(self, name: str, column: Column) -> list[Violation]:
         """Return the violations of a column of names."""

@@ -317,10 +317,8 @@ def join(
         UserError: as in `load`; or the silos' data do not go together.
     """
     chosen = reading(columns).like(like and like.inputs)
-    asked, sources = (
-        _Request("silos", chosen.without_augment(), size, task, like),
-        named_silos(paths),
-    )
+    asked = _Request("silos", chosen.without_augment(), size, task, like)
+    sources = named_silos(paths)
     made = augmented(asked.files(sources, "silos"), chosen)
     origin = Origin(silos=written(sources), size=size, task=task, reading=chosen.located().chosen())
     if like is not None:
@@ -538,15 +536,13 @@ def federate(
     def held(source: Any, name: str, what: str = "") -> Holding:
         return hold(source, how.without_augment(), name, what)
 
-    holdings = [held(source, name) for source, name in zip(sources, names, strict=True)]
-    if tests is not None:
-        parts = [
-            held(own, name, f"the test set of {name}").train
-            for own, name in zip(tests, names, strict=True)
-        ]
-        holdings = [
-            replace(holding, test=part) for holding, part in zip(holdings, parts, strict=True)
-        ]
+    holdings = list[Holding]()
+    for place, (source, name) in enumerate(zip(sources, names, strict=True)):
+        holding = held(source, name)
+        if tests is not None:
+            own = held(tests[place], name, f"the test set of {name}")
+            holding = replace(holding, test=own.train)
+        holdings.append(holding)
     common = origin = None
     name = "own data"
     if test is not None:

@@ -360,13 +360,16 @@ def with_labels_of(dataset: Dataset, task: str) -> Dataset:
             f"the labels of {dataset.name} are names, but regression needs numbers: leave out "
             "--task"
         ) from None
-    names = ("target",)
+    found = relabelled(dataset, values, ("target",))
+    return replace(found, task=scaled(named(task), found.train.y))
+
+
+def relabelled(dataset: Dataset, values: Tensor, classes: tuple[str, ...]) -> Dataset:
+    """Return the same samples with values[k] in place of label k, and names of the outputs."""
     train, test = (
-        replace(part, y=values[part.y], classes=names) for part in (dataset.train, dataset.test)
+        replace(part, y=values[part.y], classes=classes) for part in (dataset.train, dataset.test)
     )
-    return replace(
-        dataset, train=train, test=test, classes=names, task=scaled(named(task), train.y)
-    )
+    return replace(dataset, train=train, test=test, classes=classes)
 
 
 def refuse_constant(y: Tensor, names: Sequence[str]) -> None:
@@ -396,5 +399,4 @@ def in_order(dataset: Dataset, classes: Sequence[str]) -> Dataset:
         if name not in classes:
             raise unknown("class in the data", name, classes)
     number = torch.tensor([classes.index(name) for name in dataset.classes])
-    train, test = (replace(part, y=number[part.y]) for part in (dataset.train, dataset.test))
-    return replace(dataset, train=train, test=test, classes=tuple(classes))
+    return relabelled(dataset, number, tuple(classes))

@@ -122,6 +122,11 @@ def composed(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(unicodedata.normalize("NFC", name) for name in names)
 
 
+def named_twice(names: Sequence[str]) -> str:
+    """Return the first name that is there twice; "" if there is none."""
+    return next((name for name in names if names.count(name) > 1), "")
+
+
 def _composed(values: NDArray[Any]) -> NDArray[Any]:
     """Return names (n,) as `composed` does; numbers unchanged."""
     if values.dtype.kind != "U" or not values.size or not values.dtype.itemsize:

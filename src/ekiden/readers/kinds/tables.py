@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -95,13 +96,15 @@ class Table(Inputs):
         known = wanted.known
         if wanted.size:
             raise UserError("--size is the side of images, but the data are a table: leave it out")
+        raws = [*chain.from_iterable(sides)]
         if isinstance(known, Table):
-            known.say_unknown([raw for side in sides for raw in side])
+            known.say_unknown(raws)
         if known:
-            return [torch.cat([known.encode(raw) for raw in side]) for side in sides], known
-        table, tensors = unscaled([raw for side in sides for raw in side], wanted.reading.missing)
-        given = iter(tensors)
-        return [torch.cat([next(given) for _ in side]) for side in sides], table
+            return [torch.cat([*map(known.encode, side)]) for side in sides], known
+        table, x = unscaled(raws, wanted.reading.missing)
+        # copies: a process that gets one side would get the memory of both
+        sizes = [sum(map(len, side)) for side in sides]
+        return [*map(torch.clone, torch.split(x, sizes))], table
 
     @staticmethod
     def of(inputs: Inputs | None) -> "Table":
@@ -213,12 +216,13 @@ class Table(Inputs):
 def encode_again(x: Tensor, before: Table, after: Table) -> Tensor:
     """Return unscaled rows (n, d) float64 as scaled rows."""
     rows, n = x.numpy(), len(before.numeric)
-    known = [np.array(["", *names], dtype=np.str_) for names in before.vocabularies]
-    names = [known[k][rows[:, n + k].astype(np.int64)] for k in range(len(known))]
+    names = list[Names]()
+    for k, known in enumerate(before.vocabularies, n):
+        names.append(np.array(["", *known], dtype=np.str_)[rows[:, k].astype(np.int64)])
     return after.scaled(rows[:, :n], names)
 
 
-def unscaled(raws: Sequence[Raw], missing: Sequence[str] = ()) -> tuple[Table, list[Tensor]]:
+def unscaled(raws: Sequence[Raw], missing: Sequence[str]) -> tuple[Table, Tensor]:
     """Return the columns of tables by `Cells.features` together, and their rows (n, d) float64,
     unscaled.
 
@@ -233,26 +237,22 @@ def unscaled(raws: Sequence[Raw], missing: Sequence[str] = ()) -> tuple[Table, l
             f"column {lost[0]!r} of {first} has no value at all: leave it out with "
             f"--drop-columns={lost[0]!r} at all silos, or name a --schema, which says what it holds"
         )
+    categorical = tuple(name for name in wanted if kinds[name] == "names")
     table = Table(
-        tuple(name for name in wanted if kinds[name] != "names"),
-        tuple(name for name in wanted if kinds[name] == "names"),
+        tuple(name for name in wanted if name not in categorical),
+        categorical,
         dates=tuple(name for name in wanted if kinds[name] == "dates"),
         missing=tuple(missing),
     )
-    read = [rows(raw, table) for raw in raws]
-    found = [
-        np.unique(np.concatenate([names[k] for _, names in read]))
-        for k in range(len(table.categorical))
-    ]
-    table = replace(table, vocabularies=tuple(tuple(map(str, names)) for names in found))
-    tensors = []
-    for numbers, names in read:
-        codes = [
-            _codes(column, known)[:, None]
-            for column, known in zip(names, table.vocabularies, strict=True)
-        ]
-        tensors.append(torch.from_numpy(np.concatenate([numbers, *codes], axis=1)))
-    return table, tensors
+    numbers, names = zip(*(rows(raw, table) for raw in raws), strict=True)
+    columns = [np.concatenate(numbers)]
+    vocabularies = list[tuple[str, ...]]()
+    for parts in zip(*names, strict=True):
+        known, codes = np.unique(np.concatenate(parts), return_inverse=True)
+        vocabularies.append(tuple(known.tolist()))
+        columns.append(codes[:, None] + 1.0)
+    x = torch.from_numpy(np.concatenate(columns, axis=1))
+    return replace(table, vocabularies=tuple(vocabularies)), x
 
 
 def rows(raw: Raw, table: Table) -> tuple[Numbers, list[Names]]:
@@ -358,7 +358,7 @@ def _numbers(raw: Raw, name: str, *, date: bool) -> Numbers:
             f"column {name!r} of {raw.source} holds {kind} ({value!r} in {raw.row(row)}), but "
             f"{wanted} are expected: correct it"
         )
-    return np.array(raw.images[name].to_numpy(), dtype=np.float64)
+    return np.array(raw.images[name], dtype=np.float64)
 
 
 def _names(column: Any) -> Names:
