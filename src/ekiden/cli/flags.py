@@ -131,18 +131,21 @@ def flags(shown: object) -> list[Flag]:
 
 
 def _arranged(found: Sequence[_Box], own: Sequence[Flag], boxes: Boxes) -> Iterator[_Box]:
-    """Yield the boxes of the help as `boxes` says; those without a flag are left out."""
+    """Yield the boxes of the help as `boxes` says. Those without a flag are left out; one that names
+    none has the flags that no other names.
+    """
     nested = {box.field: box for box in found}
-    boxed = {name for _, _, names in boxes for name in names if name in nested}
+    named = {"method", *(name for _, _, names in boxes for name in names)}
     flat = {flag.field: flag for flag in own}
     for box in found:
-        if box.field not in boxed:
+        if box.field not in named:
             flat |= {flag.field: flag for flag in box.flags}
+    others = [name for name in flat if name not in named]
     yield nested["method"]
     for title, about, names in boxes:
-        if whole := nested.get(names[0]):
+        if names and (whole := nested.get(names[0])):
             yield _Box(title, whole.about, whole.flags, whole.field)
-        elif listed := [flat[name] for name in names if name in flat]:
+        elif listed := [flat[name] for name in names or others if name in flat]:
             yield _Box(title, about, listed, title)
 
 

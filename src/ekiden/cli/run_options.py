@@ -86,15 +86,7 @@ BOXES: Boxes = (
     ("training", "", ("training",)),
     ("privacy", "", ("dp", "evaluate_dp")),
     ("hardware", "", ("hardware",)),
-    (
-        "run",
-        "The run as a whole: seeds, folder, what is measured.",
-        (
-            *("config", "print_config", "seeds", "out", "track", "on", "json", "seed", "workers"),
-            *("patience", "absent"),
-            *("evaluate_every", "tune", "evaluate_on"),
-        ),
-    ),
+    ("run", "The run as a whole: seeds, folder, what is measured.", ()),
 )
 """The flags in the order of the help, after the method's own flags; a box has those that the place
-of the run has."""
+of the run has, and the last one all that no other names."""

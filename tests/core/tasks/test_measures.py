@@ -17,6 +17,7 @@ from ekiden.clinic.ranked import Wanted
 from ekiden.core.engine.evaluation import of_imbalanced
 from ekiden.core.tasks import Classification, MultiLabel, Regression, Scores, Survival, scaled
 from ekiden.core.tasks.base import better
+from ekiden.core.tasks.measures import ratio
 
 Array = np.ndarray[Any, Any]
 EDGES = [k / 15 for k in range(16)]
@@ -275,3 +276,8 @@ def test_net_benefit_is_that_of_the_samples() -> None:
         assert one.model == pytest.approx((act & (y == 1)).mean() - odds * (act & (y == 0)).mean())
         assert one.all == pytest.approx(y.mean() - odds * (1 - y).mean())
         assert binned.model == pytest.approx(one.model, abs=0.01 * (1 + odds))
+
+
+def test_a_ratio_of_two_numbers_is_not_defined_where_it_has_no_denominator() -> None:
+    assert np.isnan(ratio(0.0, 0.0))
+    assert ratio(1.0, 2.0) == 0.5

@@ -39,7 +39,7 @@ def divergence(outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 def ratio(above: Floats | float, below: Floats | float) -> Floats:
     """Return above / below, NaN where that is not defined."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(below > 0, above / below, nan)
+        return np.where(below > 0, np.divide(above, below), nan)
 
 
 def accuracy(c: ClassCounts) -> float:
