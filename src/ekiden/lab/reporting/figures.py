@@ -6,6 +6,7 @@ import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,12 @@ class Axis:
     label: str  # label of the axis
     measure: Callable[[Summary, Row], float]  # returns the value of a run at a row of its metrics
     note: str = ""  # what the axis means, if the label does not say it
+    unit: str = ""  # of its numbers
 
 
-BYTES = Axis("bytes", "against bytes", "bytes moved", lambda run, row: float(row["bytes"]))
+BYTES = Axis(
+    "bytes", "against bytes", "bytes moved", lambda run, row: float(row["bytes"]), unit="B"
+)
 COMPUTE = Axis(
     "compute",
     "against compute",
@@ -90,10 +94,13 @@ class Line:
     @property
     def rows(self) -> list[list[Value]]:
         """The numbers, a row for each step."""
-        seeds = len(self.group.runs)
-        deviations = [None] * len(self.x) if self.std is None else self.std.tolist()
-        numbers = zip(self.x.tolist(), self.y.tolist(), deviations, strict=True)
-        return [[self.group.name, *three, seeds] for three in numbers]
+        rows: list[list[Value]] = []
+        for k, (spent, value) in enumerate(zip(self.x.tolist(), self.y.tolist(), strict=True)):
+            deviation = None
+            if self.std is not None:
+                deviation = float(self.std[k])
+            rows.append([self.group.name, spent, value, deviation, len(self.group.runs)])
+        return rows
 
 
 def curves(number: int, groups: Sequence[Group], devices: Devices | None = None) -> list[Drawing]:
@@ -103,8 +110,7 @@ def curves(number: int, groups: Sequence[Group], devices: Devices | None = None)
     axes = [BYTES, COMPUTE, STEPS]
     if devices is not None:
         axes.append(_time(groups, devices))
-    drawn = [_draw(axis, number, groups) for axis in axes]
-    return [drawing for drawing in drawn if drawing]
+    return list(filter(None, (_draw(axis, number, groups) for axis in axes)))
 
 
 def _time(groups: Sequence[Group], devices: Devices) -> Axis:
@@ -113,9 +119,14 @@ def _time(groups: Sequence[Group], devices: Devices) -> Axis:
 
     def seconds(run: Summary, row: Row) -> float:
         clock = clocks[run.folder]
-        return clock.seconds[row["step"] - 1] if clock else 0.0
+        if not clock:
+            return 0.0
+        return float(clock.seconds[row["step"] - 1])
 
-    name = next((f"`{name}`" for name, its in PRESETS.items() if its == devices), "of your own")
+    name = "of your own"
+    for preset, its in PRESETS.items():
+        if its == devices:
+            name = f"`{preset}`"
     note = (
         f"What the run would have taken on devices {name}, from its bytes and passes. Methods that "
         "count no passes, "
@@ -126,7 +137,7 @@ def _time(groups: Sequence[Group], devices: Devices) -> Axis:
 
 def _line(group: Group, axis: Axis, metric: str) -> Line | None:
     """Return the curve of a method; None if no step is measured in all its runs."""
-    points: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    points = defaultdict[int, list[tuple[float, float]]](list)
     for run in group.runs:
         for row in run.metrics:
             if row.get(metric) is not None:
@@ -146,9 +157,13 @@ def _line(group: Group, axis: Axis, metric: str) -> Line | None:
 def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
     """Draw one figure; None if nothing was spent, or there is only one step."""
     metric, unit = groups[0].metric, groups[0].shown
-    if any(group.metric != metric for group in groups):
+    if len({group.metric for group in groups}) > 1:
         metric = "accuracy"
-    lines = [line for group in groups if (line := _line(group, axis, metric))]
+    lines: list[Line] = []
+    rows: list[list[Value]] = []
+    for line in filter(None, (_line(group, axis, metric) for group in groups)):
+        lines.append(line)
+        rows += line.rows
     ends = [float(line.x[-1]) for line in lines if line.x[-1] > 0]
     if not ends or (axis is STEPS and max(ends) == 1):
         return None
@@ -165,7 +180,7 @@ def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
     else:
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.xaxis.set_major_formatter(EngFormatter(unit="B" if axis is BYTES else "", sep=" "))
+    axes.xaxis.set_major_formatter(EngFormatter(axis.unit, sep=" "))
     label = f"{unit.name}{unit.unit} {METRICS.get(metric, '')}".strip()
     axes.set(xlabel=axis.label, ylabel=textwrap.fill(label, 32))
     legend(figure, axes)
@@ -174,7 +189,6 @@ def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
         note += f"The best {_MOST} of {len(groups)}."
     title = f"{unit.name.replace('_', ' ').capitalize()} {axis.title}"
     header = ["method", axis.label, f"{unit.name}_mean", f"{unit.name}_std", "seeds"]
-    rows = [row for line in lines for row in line.rows]
     return Drawing(f"{axis.name}-{number}", title, note, figure, header, rows)
 
 
@@ -215,13 +229,15 @@ def heat(
     most = max(n, m)
     written = most <= 20
     # inches, room for three digits
-    cell = 0.42
+    cell, high_cell, room = 0.42, 0.8 * 0.42, 0.25
     if not written:
-        cell = max(8.8 / most, min(0.11, 18 / most))
-    beside, below = (0.3 + 0.085 * min(_LONGEST, max(map(len, names))) for names in (rows, columns))
-    high_cell, room = 0.8 * cell, 0.25
-    if not written:
-        high_cell, room = max(cell, 0.22 if n <= 20 else 0), 1.0
+        # beside the cells there is a colour bar
+        cell, room = max(8.8 / most, min(0.11, 18 / most)), 1.0
+        high_cell = cell
+        # so few names can all be read
+        if n <= 20:
+            high_cell = max(cell, 0.22)
+    beside, below = _room_for(rows), _room_for(columns)
     figure, axes = blank(max(3.0, cell * m + beside + room), max(1.4, high_cell * n + below + 0.25))
     low, high = limits or (float(np.nanmin(values)), float(np.nanmax(values)))
     mesh = axes.pcolormesh(
@@ -246,6 +262,11 @@ def heat(
     return figure
 
 
+def _room_for(names: Sequence[str]) -> float:
+    """Return the inches that names need beside the cells."""
+    return 0.3 + 0.085 * min(_LONGEST, max(map(len, names)))
+
+
 def holders(fed: FederatedData) -> Any:
     """Draw the training and validation samples of each class at each client."""
     names = [client.name for client in fed.clients]
@@ -255,15 +276,18 @@ def holders(fed: FederatedData) -> Any:
 
 def _names(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
     """Write as many names as are readable."""
-    across, down = (-(-len(names) // 40) for names in (columns, rows))
-    left = [cut(name, _LONGEST) for name in rows]
-    under = [cut(name, _LONGEST) for name in columns]
     turned = 0
-    if max(map(len, under)) > 3:
+    if max(map(len, columns)) > 3:
         turned = 90
-    axes.set_xticks(np.arange(0, len(columns), across) + 0.5, under[::across], rotation=turned)
-    axes.set_yticks(np.arange(0, len(rows), down) + 0.5, left[::down])
+    axes.set_xticks(*_places(columns), rotation=turned)
+    axes.set_yticks(*_places(rows))
     axes.tick_params(length=0)
+
+
+def _places(names: Sequence[str]) -> tuple[Any, list[str]]:
+    """Return where at most forty of the names stand, and these."""
+    step = -(-len(names) // 40)
+    return np.arange(0, len(names), step) + 0.5, [cut(name, _LONGEST) for name in names[::step]]
 
 
 def metric_map(
@@ -283,8 +307,10 @@ def metric_map(
     unit = f"{metric.name}{metric.unit}"
     figure = heat(values, rows, columns, unit=unit, limits=limits, labels=labels)
     numbers: list[list[Value]] = []
-    for row, line in zip(rows, values.tolist(), strict=True):
-        numbers.append([row, *(None if np.isnan(value) else value for value in line)])
+    known = values.astype(object)
+    known[np.isnan(values)] = None
+    for row, line in zip(rows, known.tolist(), strict=True):
+        numbers.append([row, *line])
     return Drawing(name, title, note, figure, [labels[0] or "method", *columns], numbers)
 
 
@@ -294,19 +320,21 @@ def by_client(setting: str, number: int, groups: Sequence[Group]) -> Drawing | M
     if not known:
         return Missing(setting, "runs list the accuracies of up to 100 clients that have test data")
     metric, first = known[0].shown, known[0].first
-    known = [g for g in known if g.shown.name == metric.name]
-    clients = [f"client {i}" for i in range(len(first.last["clients"]))]
+    names, each, clients = [], [], list[str]()
     for group in known:
-        # which has one client with all data
-        if not group.yardstick:
-            clients = list(group.first.config["clients"])
-            break
-    values = np.array([_scaled(g.first.last["clients"], metric) for g in known])
+        if group.shown.name == metric.name:
+            names.append(group.name)
+            each.append(group.first.last["clients"])
+            # a yardstick has one client with all data
+            if not group.yardstick and not clients:
+                clients = list(group.first.config["clients"])
+    if not clients:
+        clients = [f"client {i}" for i in range(len(each[0]))]
+    values = _scaled(each, metric)
     note = (
         f"{_named(metric)} on each client's own test data, of its personal model where there is "
         f"one; seed {first.recipe['seed']}."
     )
-    names = [g.name for g in known]
     return metric_map(f"clients-{number}", "By client", note, values, names, clients, metric)
 
 
@@ -351,24 +379,30 @@ def forgetting(group: Group, number: int) -> Drawing | Missing | None:
     path = hops(run)
     if path is None:
         return None
-    rows = [(i, row["clients"]) for i, row in enumerate(run.metrics) if row.get("clients")]
-    if len(rows) < 2:
+    order, clients = list(dict.fromkeys(path)), list(run.config["clients"])
+    each, trained, down = [], [], []
+    for hop, (client, row) in enumerate(zip(path, run.metrics, strict=True), 1):
+        if row.get("clients"):
+            each.append(row["clients"])
+            trained.append(order.index(client))
+            down.append(f"{hop} · {client}")
+    if len(each) < 2:
         return Missing(group.name, "run with --evaluate-every 1, up to 100 clients")
-    order = list(dict.fromkeys(path))
-    columns = [list(run.config["clients"]).index(client) for client in order]
-    values = np.array([_scaled(line, metric) for _, line in rows])[:, columns]
-    trained = [order.index(path[i]) for i, _ in rows]
+    values = _scaled(each, metric)[:, list(map(clients.index, order))]
     lost = "Not every hop was measured."
-    if len(rows) == len(path):
-        mean = lost_points(values if metric.higher else -values, trained)
-        if mean is not None:
-            points = f"{mean:.1f} points" if metric.share else f"{mean:.4g}"
-            lost = f"Mean forgetting: {points}."
+    if len(each) == len(path):
+        gains = values
+        if not metric.higher:
+            gains = -values
+        mean = lost_points(gains, trained)
+        if mean is not None and metric.share:
+            lost = f"Mean forgetting: {mean:.1f} points."
+        elif mean is not None:
+            lost = f"Mean forgetting: {mean:.4g}."
     note = (
         f"Seed {run.recipe['seed']}; {_named(metric, first=False)}. Framed: the client that has "
         f"just trained. {lost}"
     )
-    down = [f"{i + 1} · {path[i]}" for i, _ in rows]
     labels = ("after hop", "on the data of")
     name = f"forgetting-{number}"
     drawing = metric_map(name, group.name, note, values, down, order, metric, labels)
@@ -396,8 +430,9 @@ def lost_points(values: NDArray[np.float64], trained: Sequence[int]) -> float | 
     return float(np.mean(losses))
 
 
-def _scaled(values: Sequence[float | None], metric: Metric) -> list[float]:
-    return [float("nan") if a is None else metric.scale * a for a in values]
+def _scaled(values: Sequence[Sequence[float | None]], metric: Metric) -> NDArray[np.float64]:
+    """Return values of a metric as they are shown; NaN for None."""
+    return metric.scale * np.array(values, dtype=np.float64)
 
 
 def _named(metric: Metric, *, first: bool = True) -> str:
@@ -416,12 +451,11 @@ def ledger(group: Group, number: int) -> Drawing | Missing:
     sent, failed = flows(run)
     if not sent:
         return Missing(group.name, "nothing moved")
-    moved = [party for edge in sent for party in edge]
     # A client that was forgotten took part, too.
-    parties = list(dict.fromkeys([*(hops(run) or run.config["clients"]), *moved]))
+    parties = dict.fromkeys([*(hops(run) or run.config["clients"]), *chain(*sent)])
     if SERVER in parties:
-        parties.remove(SERVER)
-        parties.append(SERVER)
+        del parties[SERVER]
+        parties[SERVER] = None
     note = (
         f"Seed {run.recipe['seed']}: {size(sent.total())} in all along {len(sent)} edges, at most "
         f"{size(max(sent.values()))} along one"
@@ -430,7 +464,9 @@ def ledger(group: Group, number: int) -> Drawing | Missing:
         note += f"; {failed} times nobody answered"
     rows: list[list[Value]] = [[a, b, n] for (a, b), n in sorted(sent.items())]
     header = ["from", "to", "bytes"]
-    return Drawing(f"ledger-{number}", group.name, f"{note}.", _matrix(parties, sent), header, rows)
+    return Drawing(
+        f"ledger-{number}", group.name, f"{note}.", _matrix(list(parties), sent), header, rows
+    )
 
 
 def flows(run: Summary) -> tuple[Counter[tuple[str, str]], int]:
@@ -475,20 +511,27 @@ def _table(name: str, title: str, found: Mapping[str, Any]) -> PlainTable:
     """Return one row for each subgroup."""
     # which are in percent
     figures: Mapping[str, bool] = found.get("shares", {})
-    header = ["subgroup", "samples", "positives"]
-    header += [f"{figure} %" if share else figure for figure, share in figures.items()]
-    shown = []
-    lines = []
+    header, shown, known = ["subgroup", "samples", "positives"], [], False
+    for figure, share in figures.items():
+        unit = ""
+        if share:
+            unit = " %"
+        header.append(figure + unit)
     for column, groups in found["groups"].items():
         for subgroup, row in groups.items():
             cells = [f"{column}: {subgroup}", str(row["samples"]), str(row.get("positives", "–"))]
-            cells += [cell(row, f, share=share).replace("\n", "; ") for f, share in figures.items()]
-            shown.append(cells)
-            lines.append(row.get("recalibration"))
-    if any(lines):
-        header.append("slope, intercept")
-        for cells, line in zip(shown, lines, strict=True):
-            cells.append("{:.2f}, {:+.2f}".format(*line) if line else "–")
+            for figure, share in figures.items():
+                cells.append(cell(row, figure, share=share).replace("\n", "; "))
+            line = "–"
+            if row.get("recalibration"):
+                line, known = "{:.2f}, {:+.2f}".format(*row["recalibration"]), True
+            shown.append([*cells, line])
+    header.append("slope, intercept")
+    # the last column, where no subgroup has a line
+    if not known:
+        header.pop()
+        for cells in shown:
+            cells.pop()
     note = _NOTE
     if "threshold" in found:
         note += f" Sensitivity and specificity at {found['threshold']:.4g}."
@@ -499,19 +542,23 @@ def _table(name: str, title: str, found: Mapping[str, Any]) -> PlainTable:
 
 def _calibration(number: int, groups: Sequence[Group]) -> Drawing | None:
     """Draw the share of the second class against the mean score, by tenths of the test samples."""
-    curves = ((group, group.first.last.get("figures", {}).get("calibration")) for group in groups)
-    known = [(group, points) for group, points in curves if points]
-    if not known:
+    rows: list[list[Value]] = []
+    series = []
+    for group in groups:
+        points = group.first.last.get("figures", {}).get("calibration", ())
+        for point in points:
+            rows.append([group.name, *point])
+        if points:
+            _, scores, shares = zip(*points, strict=True)
+            series.append((group, scores, shares))
+    if not series:
         return None
     figure, axes = blank()
-    rows: list[list[Value]] = []
-    most = max(max(score, share) for _, points in known for _, score, share in points)
+    most = max(max(*scores, *shares) for _, scores, shares in series)
     axes.plot([0, most], [0, most], color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
-    for group, points in known:
-        _, scores, shares = zip(*points, strict=True)
+    for group, scores, shares in series:
         style = line_style(group.place)
         axes.plot(scores, shares, **style, markersize=4, linewidth=1.5, label=shown(group.name))
-        rows += [[group.name, *point] for point in points]
     axes.set(xlabel="mean probability of the second class", ylabel="share of the second class")
     legend(figure, axes)
     note = "By tenths of the test samples, in order of their scores. On the dotted line probabilities are right."

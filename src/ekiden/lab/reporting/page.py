@@ -27,7 +27,15 @@ from ekiden.lab.reporting.figures import (
     holders,
     ledger,
 )
-from ekiden.lab.reporting.runs import Found, Group, Opened, Opener, accuracies, collect
+from ekiden.lab.reporting.runs import (
+    Found,
+    Group,
+    Opened,
+    Opener,
+    accuracies,
+    by_setting,
+    collect,
+)
 from ekiden.lab.reporting.style import (
     Drawing,
     Heading,
@@ -110,7 +118,7 @@ def _each(
     found: Found, make: Callable[[int, str, Sequence[Group]], Sequence[Item]]
 ) -> Iterator[Item]:
     """Make items for each setting, under the setting's name if there are several."""
-    settings = found.by_setting()
+    settings = by_setting(found.groups)
     for number, (setting, groups) in enumerate(settings.items(), 1):
         items = make(number, setting, groups)
         if len(settings) > 1 and items and not isinstance(items[0], PlainTable):
@@ -124,10 +132,13 @@ def _details(found: Found, most: int, opener: Opener) -> Details:
     """
     groups: list[Group] = []
     closed, opened = [], {}
-    for setting, peers in found.by_setting().items():
+    for setting, peers in by_setting(found.groups).items():
         fitting = peers
+        # a setting is torn apart only if it is the first
         if len(groups) + len(peers) > most:
-            fitting = [] if groups else peers[:most]
+            fitting = peers[:most]
+            if groups:
+                fitting = []
         groups += fitting
         if len(fitting) < len(peers):
             why = f"--details {len(found.groups)} draws the other methods and settings too"
@@ -147,21 +158,20 @@ def _groups(found: Found, chosen: Details) -> Iterator[Item]:
     """Draw accuracies by client, as the runs reported them, and by domain and class, computed from
     their models.
     """
-    measured: dict[str, dict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
-    for group, run in chosen.opened.items():
-        same = group.shown.name == next(iter(found.by_setting()[group.setting])).shown.name
-        for kind, rows in accuracies(run).items():
-            if rows and same:
-                measured[group.setting][kind][group.name] = rows
+    measured = {group: accuracies(run) for group, run in chosen.opened.items()}
 
     def make(number: int, setting: str, groups: Sequence[Group]) -> Sequence[Item]:
-        kinds, metric = measured[setting], groups[0].shown
-        shown = [
-            by_group(kind, f"{kind}-{number}", kinds[kind], metric)
-            for kind in ("domain", "class")
-            if kind in kinds
-        ]
-        return [by_client(setting, number, groups), *shown, *failing(number, groups)]
+        metric = groups[0].shown
+        shown: list[Item] = [by_client(setting, number, groups)]
+        for kind in ("domain", "class"):
+            rows = {}
+            for group in groups:
+                own = measured.get(group, {}).get(kind)
+                if own and group.shown.name == metric.name:
+                    rows[group.name] = own
+            if rows:
+                shown.append(by_group(kind, f"{kind}-{number}", rows, metric))
+        return [*shown, *failing(number, groups)]
 
     yield from _each(found, make)
     yield from chosen.closed
@@ -173,10 +183,10 @@ def _holders(opened: Mapping[Group, Opened]) -> Iterator[Item]:
     for group, run in opened.items():
         first.setdefault(group.setting, (group, run))
     for number, (setting, (group, run)) in enumerate(first.items(), 1):
-        rows: list[list[Value]] = [
-            [client.name, *map(int, held)]
-            for client, held in zip(run.data.clients, counts(run.data), strict=True)
-        ]
+        rows: list[list[Value]] = []
+        held = counts(run.data).astype(int).tolist()
+        for client, numbers in zip(run.data.clients, held, strict=True):
+            rows.append([client.name, *numbers])
         header = ["client", *held_names(run.data)]
         note = f"Seed {group.first.recipe['seed']}."
         yield Drawing(f"holds-{number}", setting, note, holders(run.data), header, rows)
@@ -308,7 +318,7 @@ def _render(found: Found, sections: Sequence[tuple[Section, Sequence[View]]]) ->
         version=__version__,
         runs=len(found.runs),
         methods=list(dict.fromkeys(group.name for group in found.groups)),
-        settings=list(found.by_setting()),
+        settings=list(by_setting(found.groups)),
         sections=sections,
         left_out=len(found.left_out),
     )

@@ -1,7 +1,7 @@
 """Find the runs of a report, read them, and group those that differ only in the seed."""
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,12 +86,13 @@ class Found:
         """The finished runs, each with its group."""
         return [(group, run) for group in self.groups for run in group.runs]
 
-    def by_setting(self) -> dict[str, list[Group]]:
-        """Return the groups of each setting."""
-        settings: dict[str, list[Group]] = defaultdict(list)
-        for group in self.groups:
-            settings[group.setting].append(group)
-        return settings
+
+def by_setting(groups: Iterable[Group]) -> dict[str, list[Group]]:
+    """Return the groups of each setting."""
+    settings: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        settings[group.setting].append(group)
+    return settings
 
 
 def collect(paths: Sequence[Path]) -> Found:
@@ -111,18 +112,24 @@ def collect(paths: Sequence[Path]) -> Found:
     sweeps = _swept_in(paths, left_out)
     # runs of sweeps come first, in the order of their tables
     places: dict[Path, int] = {}
-    for _, results in sweeps:
+    columns = set[str]()
+    for swept, results in sweeps:
+        if not swept.experiment.methods_in_rows:
+            columns.add(swept.experiment.name)
         for run in verdicts.runs_of(results):
             places.setdefault(run.folder.resolve(), len(places))
+
+    def place_of(run: Summary) -> int:
+        return places.get(run.folder.resolve(), len(places))
+
     for run, twin in twins:
-        if run.folder.resolve() not in places:
+        if place_of(run) == len(places):
             left_out.append((run.folder, f"the same run as {twin.folder}"))
-    seeded = [tuple(seeds[seed] for seed in sorted(seeds)) for seeds in alike]
-    seeded.sort(key=lambda runs: places.get(runs[0].folder.resolve(), len(places)))
-    columns = {swept.experiment.name for swept, _ in sweeps if not swept.experiment.methods_in_rows}
+    seeded = [tuple(run for _, run in sorted(seeds.items())) for seeds in alike]
+    seeded.sort(key=lambda runs: place_of(runs[0]))
     groups = _named(seeded, columns)
-    loose = tuple(g for g in groups if any(run.folder.resolve() not in places for run in g.runs))
-    return Found(groups, tuple(sweeps), loose, tuple(left_out))
+    loose = [group for group in groups if max(map(place_of, group.runs)) == len(places)]
+    return Found(groups, tuple(sweeps), tuple(loose), tuple(left_out))
 
 
 def _finished(
@@ -207,19 +214,13 @@ def _alike(config: Mapping[str, Any]) -> str:
     """Return everything that identifies a run, except the seed and what does not change its
     result.
     """
-    named = ("data", "silos", "reading", "task", "size", "val_fraction")
-    plan = {k: v for k, v in said_in(config).items() if k in named}
-    plan["tune"] = bool(said_in(config).get("tune"))
-    recipe = ("method", "hyperparameters", "training", "model", "evaluate_on")
-    fields = [
-        config["dataset"],
-        *(config["recipe"][k] for k in recipe),
-        config["recipe"].get("dp"),
-        _machine(config),
-    ]
-    cell = [cell_of(config).get(k) for k in ("experiment", "row", "column")]
-    who = [list(config["clients"]), revised(config)]
-    return json.dumps([fields, plan, partition(config), *who, cell], sort_keys=True)
+    said, recipe, cell = said_in(config), config["recipe"], cell_of(config)
+    plan = [said.get(k) for k in ("data", "silos", "reading", "task", "size", "val_fraction")]
+    parts = [recipe[k] for k in ("method", "hyperparameters", "training", "model", "evaluate_on")]
+    made_for = [cell.get(k) for k in ("experiment", "row", "column")]
+    who = [config["dataset"], partition(config), list(config["clients"]), revised(config)]
+    more = [recipe.get("dp"), _machine(config), bool(said.get("tune"))]
+    return json.dumps([plan, parts, made_for, who, more], sort_keys=True)
 
 
 def _machine(config: Mapping[str, Any]) -> dict[str, str]:
@@ -243,26 +244,27 @@ def _setting(run: Summary, dataset: str) -> str:
     return " · ".join(conditions(config, dataset, len(clients)))
 
 
-def _named(groups: Iterable[tuple[Summary, ...]], columns: set[str]) -> tuple[Group, ...]:
+def _named(groups: Sequence[tuple[Summary, ...]], columns: set[str]) -> tuple[Group, ...]:
     """Name each group so that it can be told from the others of its setting."""
-    groups = tuple(groups)
-    paths = dict.fromkeys(str(runs[0].config["dataset"]) for runs in groups)
-    # which are enough if no two are equal
-    files = [Path(path).name for path in paths]
-    short = dict(zip(paths, files, strict=True))
+    paths = {str(runs[0].config["dataset"]) for runs in groups}
+    files = Counter(Path(path).name for path in paths)
     bare = []
     for runs in groups:
         data = str(runs[0].config["dataset"])
-        if files.count(short[data]) == 1:
-            data = short[data]
+        # without its folder, if no other data have this name
+        if files[Path(data).name] == 1:
+            data = Path(data).name
         bare.append(Group("", _setting(runs[0], data), runs))
     named: list[Group] = []
     places: dict[str, int] = {}
-    for setting in dict.fromkeys(group.setting for group in bare):
-        peers = [group for group in bare if group.setting == setting]
+    for peers in by_setting(bare).values():
         names = [_name(group, peers, columns) for group in peers]
-        for i, (group, name) in enumerate(zip(peers, names, strict=True)):
-            told = f"{name} [{names[: i + 1].count(name)}]" if names.count(name) > 1 else name
+        before = Counter[str]()
+        for group, name in zip(peers, names, strict=True):
+            before[name] += 1
+            told = name
+            if names.count(name) > 1:
+                told = f"{name} [{before[name]}]"
             named.append(replace(group, name=told, place=places.setdefault(told, len(places))))
     return tuple(named)
 
@@ -271,24 +273,26 @@ def _name(group: Group, peers: Sequence[Group], columns: set[str]) -> str:
     """Return its label in a sweep's table, or its method with the settings that differ between runs
     of that method.
     """
-    swept = cell_of(group.first.config)
-    labels = [str(swept[k]) for k in ("row", "column") if swept.get(k)]
-    if len(labels) == 2:
+    swept, method = cell_of(group.first.config), group.first.recipe["method"]
+    if swept.get("row") and swept.get("column"):
+        label, other = str(swept["row"]), str(swept["column"])
         if swept.get("experiment") in columns:
-            labels.reverse()
-        twins = [cell_of(p.first.config) for p in peers if p is not group]
-        if any(labels[0] in (t.get("row"), t.get("column")) for t in twins):
-            return " · ".join(labels)
-        return labels[0]
-    mine = _settings(group)
-    others = [
-        _settings(p) for p in peers if p.first.recipe["method"] == group.first.recipe["method"]
-    ]
-    differing = {k: v for k, v in mine.items() if any(other.get(k) != v for other in others)}
-    kind = known(group.first.recipe["method"])
-    title = kind.__name__ if kind else outside.short(group.first.recipe["method"])
+            label, other = other, label
+        for peer in peers:
+            cell = cell_of(peer.first.config)
+            if peer is not group and label in (cell.get("row"), cell.get("column")):
+                return f"{label} · {other}"
+        return label
+    others = [_settings(peer) for peer in peers if peer.first.recipe["method"] == method]
+    differing = []
+    for name, value in _settings(group).items():
+        if any(other.get(name) != value for other in others):
+            differing.append(f"{name}={value}")
+    title, kind = outside.short(method), known(method)
+    if kind:
+        title = kind.__name__
     if differing:
-        title += f" ({', '.join(f'{k}={v}' for k, v in differing.items())})"
+        title += f" ({', '.join(differing)})"
     return title
 
 
@@ -326,8 +330,9 @@ class Opener:
         result = open_models(run.folder, network=self.network)
         data = self._of(run, result)
         test = result.judge(data)
-        personal = bool(result.personal)
-        models = result.personal if personal or result.weights is None else (result.weights,)
+        models, personal = result.personal, bool(result.personal)
+        if result.weights is not None and not personal:
+            models = (result.weights,)
         return Opened(run, data, test, models, personal)
 
     def _of(self, run: Summary, result: Result) -> FederatedData:
@@ -345,7 +350,7 @@ def accuracies(opened: Opened) -> dict[str, Mapping[str, tuple[int, float]]]:
     kinds = {"class": opened.test.by_class, "domain": opened.test.by_domain}
     found: dict[str, Mapping[str, tuple[int, float]]] = {}
     for kind, measure in kinds.items():
-        each = [measure(s) for s in scores]
+        each = list(map(measure, scores))
         means = {}
         for group, (n, _) in each[0].items():
             means[group] = n, float(np.mean([one[group][1] for one in each]))

@@ -62,7 +62,9 @@ class Drawing:
         inches = self.figure.get_figwidth()
         if inches <= 4.7:
             return "third"
-        return "half" if inches <= 7.8 else "full"
+        if inches <= 7.8:
+            return "half"
+        return "full"
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,16 @@ def shown(name: str) -> str:
     """Return a name as the label of a series. matplotlib omits labels that begin with an underscore
     from the legend.
     """
-    return f"\u200b{name}" if name.startswith("_") else name
+    if name.startswith("_"):
+        return f"\u200b{name}"
+    return name
 
 
 def cut(name: str, most: int) -> str:
     """Return a name with at most this many letters."""
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    if len(name) > most:
+        return f"{name[: most - 1]}…"
+    return name
 
 
 def legend(figure: Any, axes: Any) -> None:

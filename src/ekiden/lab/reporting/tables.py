@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine.method import Method
 from ekiden.core.training.private import spent_epsilon
-from ekiden.lab.reporting.runs import Found, Group
+from ekiden.lab.reporting.runs import Found, Group, by_setting
 from ekiden.lab.reporting.style import Value
 from ekiden.lab.tables.experiment import Experiment
 from ekiden.lab.tables.verdicts import (
@@ -24,7 +24,7 @@ from ekiden.lab.tables.verdicts import (
     verdict,
 )
 from ekiden.runs.plan import Plan, stored
-from ekiden.runs.summary import Summary, duration, size, spread
+from ekiden.runs.summary import COUNTED, Summary, duration, size, spread
 
 METRICS = {
     "client_mean": "on own test data",
@@ -131,43 +131,59 @@ def costs(setting: str, number: int, groups: Sequence[Group]) -> PlainTable:
     header = ["method", "seeds", f"{metric.name}{metric.unit}", f"own test data{metric.unit}"]
     header += [f"worst client{metric.unit}", "moved", "forward", "backward"]
     rows, data = [], []
+    named = (metric.name, "client_mean", "client_worst")
     for group in groups:
-        named = (metric.name, "client_mean", "client_worst")
-        shares = [group.values(key, group.shown.scale) for key in named]
-        moved, *passes = (mean(group.values(key)) for key in ("bytes", "forward", "backward"))
+        cells = [group.name, str(len(group.runs))]
+        numbers: list[Value] = [group.name, len(group.runs)]
+        for key in named:
+            values = group.values(key, group.shown.scale)
+            cells.append(spread(values) or "–")
+            numbers.append(_mean(values))
+        moved, forward, backward = (mean(group.values(key)) for key in COUNTED)
         seconds = mean(run.seconds for run in group.runs)
-        cells = [group.name, str(len(group.runs)), *(spread(values) or "–" for values in shares)]
-        rows.append([*cells, size(moved), *(f"{n:,.0f}" for n in passes), duration(seconds)])
-        means = [mean(values) if values else None for values in shares]
-        data.append([group.name, len(group.runs), *means, moved, *passes, seconds])
-    numbers = ["method", "seeds", *named, "bytes", "forward", "backward", "seconds"]
-    return PlainTable(f"cost-{number}", setting, "", [*header, "time"], rows, numbers, data)
+        cells += [size(moved), f"{forward:,.0f}", f"{backward:,.0f}", duration(seconds)]
+        rows.append(cells)
+        data.append([*numbers, moved, forward, backward, seconds])
+    titles = ["method", "seeds", *named, *COUNTED, "seconds"]
+    return PlainTable(f"cost-{number}", setting, "", [*header, "time"], rows, titles, data)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """Return the mean; None of no values."""
+    if not values:
+        return None
+    return mean(values)
 
 
 def _published(number: int, experiment: Experiment, done: Sequence[CellResult]) -> PlainTable:
     """Return our values next to the printed ones."""
     places = ranks(experiment, done)
-    cells = {}
+    cells, reasons, printed = {}, {experiment.differs}, False
     for result in done:
         rank = places.get(result.cell.slug, 0)
         # only the first two are marked
         if rank > 2:
             rank = 0
         cells[result.cell.row, result.cell.column] = _compared(result, rank, experiment)
-    compared = "column" if experiment.methods_in_rows else "row"
-    notes = [_HOW, f" Best of a {compared} bold, second underlined."]
-    if any(result.cell.published for result in done):
-        notes.append(f" {_ERROR}")
-    about = [experiment.note]
-    if reasons := [one.cell.differs for one in done if one.runs] + [experiment.differs]:
-        why = "; ".join(sorted(filter(None, set(reasons))))
-        if why:
-            about.insert(0, f"Not comparable with print: {why}.")
-    if scaled := scaled_down(experiment):
-        about.insert(0, f"Scaled down (budget {experiment.budget}): {scaled}.")
+        if result.runs:
+            reasons.add(result.cell.differs)
+        printed = printed or result.cell.published is not None
+    compared = "row"
+    if experiment.methods_in_rows:
+        compared = "column"
+    notes = [_HOW, f"Best of a {compared} bold, second underlined."]
+    if printed:
+        notes.append(_ERROR)
+    about = []
     if experiment.source:
-        about.insert(0, f"Source: {experiment.source}.")
-    note = "".join(notes) + "\n" + " ".join(filter(None, about))
+        about.append(f"Source: {experiment.source}.")
+    if scaled := scaled_down(experiment):
+        about.append(f"Scaled down (budget {experiment.budget}): {scaled}.")
+    if why := "; ".join(sorted(filter(None, reasons))):
+        about.append(f"Not comparable with print: {why}.")
+    if experiment.note:
+        about.append(experiment.note)
+    note = " ".join(notes) + "\n" + " ".join(about)
     columns, link = experiment.columns, experiment.link
     return _results(number, experiment.title, experiment.rows, columns, cells, note, link)
 
@@ -195,17 +211,17 @@ def _unit(metric: str) -> str:
     """Return what a metric is, or what it was measured on, if it is not the accuracy on the union
     of the test data.
     """
-    return METRICS.get(metric, "" if metric == "accuracy" else metric)
+    if metric == "accuracy":
+        return ""
+    return METRICS.get(metric, metric)
 
 
 def _paired(name: str, contrast: Contrast) -> PlainTable:
     """Return the differences between one method and the others."""
-    data: list[list[Value]] = [
-        [task, d.other, d.mean, d.error, len(d.points)]
-        for task, each, _ in contrast.tasks
-        for d in each
-        if d is not None
-    ]
+    data: list[list[Value]] = []
+    for task in contrast.tasks:
+        for gap in filter(None, task.each):
+            data.append([task.label, gap.other, gap.mean, gap.error, len(gap.points)])
     note = f"{_PAIRED} {contrast.behind}"
     numbers = ["task", "other", "mean", "standard_error", "seeds"]
     return PlainTable(name, contrast.title, note, contrast.header, contrast.rows, numbers, data)
@@ -213,42 +229,44 @@ def _paired(name: str, contrast: Contrast) -> PlainTable:
 
 def _loose(number: int, groups: Sequence[Group]) -> PlainTable:
     """Return methods by data, in the order in which they first appear."""
-    rows = list(dict.fromkeys(group.name for group in groups))
-    settings = list(dict.fromkeys(group.setting for group in groups))
-    cells = {}
-    guesses = []
-    for setting in settings:
-        inside = [g for g in groups if g.setting == setting]
-        metric = inside[0].shown
-        rivals = [g for g in inside if g.shown.name == metric.name and not g.yardstick]
-        order = sorted({mean(g.values(metric.name)) for g in rivals}, reverse=metric.higher)
-        best = order[:2]
-        # alone, it is not the best of anything
-        if len(inside) == 1:
-            best = []
+    settings, rows = by_setting(groups), dict[str, None]()
+    cells, guesses, how, title = {}, dict[str, float](), _HOW, ""
+    for setting, inside in settings.items():
+        best = _best_two(inside)
         for group in inside:
-            values = group.values(group.shown.name, group.shown.scale)
-            score = mean(group.values(group.shown.name))
-            rank = 0
-            if group in rivals and score in best:
-                rank = 1 + best.index(score)
-            text = "; ".join(filter(None, (spread(values), _unit(group.shown.name))))
+            rows[group.name] = None
+            metric = group.shown
+            values = group.values(metric.name, metric.scale)
+            text = "; ".join(filter(None, (spread(values), _unit(metric.name))))
             std = None
             if len(values) > 1:
                 std = stdev(values)
-            numbers = (mean(values), std, len(values), group.shown.name, rank or None)
+            rank = best.get(group.name, 0)
+            numbers = (mean(values), std, len(values), metric.name, rank or None)
             cells[group.name, setting] = _Result(text, rank, numbers)
-        for group in inside:
-            if group.shown.name == "accuracy" and (shares := group.values("majority", 100)):
-                guesses.append(f"{setting} {mean(shares):.2f}")
-                break
-    how = _HEADLINE
-    if all(g.shown.name == "accuracy" for g in groups):
-        how = _HOW
+            if metric.name != "accuracy":
+                how = _HEADLINE
+            elif shares := group.values("majority", 100):
+                guesses.setdefault(setting, mean(shares))
     note = f"{how} Best of a column bold, second underlined; methods that pool the data are not ranked."
     if guesses:
-        note += f" Always giving the commonest class: {', '.join(guesses)}."
-    return _results(number, "Runs" if number > 1 else "", rows, settings, cells, note)
+        told = [f"{setting} {guess:.2f}" for setting, guess in guesses.items()]
+        note += f" Always giving the commonest class: {', '.join(told)}."
+    if number > 1:
+        title = "Runs"
+    return _results(number, title, list(rows), list(settings), cells, note)
+
+
+def _best_two(groups: Sequence[Group]) -> dict[str, int]:
+    """Return the ranks of the best two methods by name; alone, one is not the best of anything."""
+    metric, scores = groups[0].shown, {}
+    for group in groups:
+        if group.shown.name == metric.name and not group.yardstick:
+            scores[group.name] = mean(group.values(metric.name))
+    order = sorted(set(scores.values()), reverse=metric.higher)[:2]
+    if len(groups) == 1:
+        order = []
+    return {name: 1 + order.index(score) for name, score in scores.items() if score in order}
 
 
 def commands(found: Found) -> PlainTable:
@@ -316,17 +334,25 @@ def _repeat(run: Summary) -> str:
     try:
         return command(stored(run.folder))
     except UserError:
-        return "between machines" if run.config.get("on") else "from Python, with data of its own"
+        if run.config.get("on"):
+            return "between machines"
+        return "from Python, with data of its own"
 
 
 def _environment(run: Summary) -> tuple[str, ...]:
-    values = [run.environment.get(key) for key in ("python", "torch", "platform", "cores", "gpu")]
-    texts = ("–" if value is None else str(value) for value in values)
-    return (str(run.config.get("ekiden", "")), *texts)
+    found = [str(run.config.get("ekiden", ""))]
+    for key in ("python", "torch", "platform", "cores", "gpu"):
+        value = run.environment.get(key)
+        if value is None:
+            value = "–"
+        found.append(str(value))
+    return tuple(found)
 
 
 def _default(field: "Field[Any]") -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
+    if field.default_factory is MISSING:
+        return field.default
+    return field.default_factory()
 
 
 def _flag(name: str, value: Any) -> list[str]:
