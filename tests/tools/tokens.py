@@ -16,7 +16,7 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 # Today's numbers, a little rounded up. A change that adds says in its message what it replaces, and
 # lowers another number. The aim is 440,000 in all.
 BUDGET = {
-    "core": 89_850,
+    "core": 89_840,
     "methods": 114_900,
     "readers": 55_700,
     "care": 12_590,

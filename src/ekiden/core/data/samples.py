@@ -441,12 +441,8 @@ class FederatedData:
 
     def __repr__(self) -> str:
         """One line for the data set and one for each client."""
-        return (
-            "\n".join(
-                [f"FederatedData({self.dataset!r},", *(f"  {client!r}," for client in self.clients)]
-            )
-            + "\n)"
-        )
+        clients = (f"  {client!r}," for client in self.clients)
+        return "\n".join([f"FederatedData({self.dataset!r},", *clients, ")"])
 
     @cached_property
     def sizes(self) -> Mapping[str, Sizes]:

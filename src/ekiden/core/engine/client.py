@@ -98,7 +98,7 @@ class ClientNetwork:
         if model is not None:
             self._bench.network.load(model)
             self.work.forward += len(x)
-        with self._bench.autocast():
+        with self._bench.hardware.autocast():
             return self._bench.network.probe(x)
 
     def unit(self) -> Tensor:

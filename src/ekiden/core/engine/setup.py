@@ -245,12 +245,10 @@ def check_model(worker: Worker, data: FederatedData) -> None:
         found: object = type(out).__name__
         if isinstance(out, torch.Tensor):
             found = _own(tuple(out.shape[1:]), extra)
-        needs = f"{task.kind} with these data needs {wanted[1:]}: choose another --model"
+        needs = f"{task.kind} with these data needs {wanted[1:]}: choose another --model, or leave it out"
         if task.kind == "classification":
             k = dataset.outputs
             needs = f"the data have {k} classes: give its last layer {k} outputs"
-        elif task.kind == "segmentation":
-            needs = f"{task.kind} with these data needs {wanted[1:]}: choose --model=unet"
         raise UserError(f"the model gives {found} per sample, but {needs}")
     if not out.requires_grad:
         raise UserError(

@@ -7,7 +7,7 @@ together again.
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
@@ -162,39 +162,16 @@ class Transport(ABC):
 
 def refs(value: Any) -> Iterable[Ref[Any]]:
     """Return all Refs in `value`, in order."""
-    if isinstance(value, Ref):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from refs(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from refs(part)
-    elif is_dataclass(value) and not isinstance(value, (type, Weights)):
-        for f in fields(value):
-            yield from refs(getattr(value, f.name))
+    return (leaf for leaf in wire.leaves(value) if isinstance(leaf, Ref))
 
 
 def resolve(value: Any, fetch: Callable[[Ref[Any]], Any]) -> Any:
     """Return `value` with every Ref replaced by what `fetch` gives for it."""
     if isinstance(value, Ref):
         return fetch(value)
-    if isinstance(value, (list, tuple)):
-        parts = [resolve(part, fetch) for part in value]
-        if hasattr(value, "_fields"):
-            return type(value)(*parts)
-        return type(value)(parts)
-    if isinstance(value, dict):
-        return {key: resolve(part, fetch) for key, part in value.items()}
-    if (
-        is_dataclass(value)
-        and not isinstance(value, (type, Weights))
-        and any(True for _ in refs(value))
-    ):
-        return replace(
-            value, **{f.name: resolve(getattr(value, f.name), fetch) for f in fields(value)}
-        )
-    return value
+    if not any(True for _ in refs(value)):
+        return value
+    return wire.rebuilt(value, lambda part: resolve(part, fetch))
 
 
 def live_refs(state: Any) -> frozenset[Ref[Any]]:

@@ -74,12 +74,14 @@ class Addable(Protocol):
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Yield all tensors, numbers and texts of a payload, in order; of a masked sum, those of the
-    payload.
+    """Yield all tensors, numbers, texts and Refs of a payload, in order; of a masked sum, those of
+    the payload.
     """
     if isinstance(value, Masked):
         value = (value.numbers, value.shared)
-    if is_record(value):
+    if isinstance(value, Ref):
+        yield value
+    elif is_record(value):
         for _, part in _fields(value):
             yield from leaves(part)
     elif isinstance(value, Mapping):
@@ -118,11 +120,16 @@ def placed(value: Any, device: torch.device | None = None) -> Any:
     tensors = [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
     if all(_lies_well(t) and (device is None or t.device.type == device.type) for t in tensors):
         return value
+    return rebuilt(value, lambda part: placed(part, device))
+
+
+def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a record, mapping, list or tuple in which each part is what `change` gives for it."""
     if is_record(value):
-        return type(value)(**{name: placed(part, device) for name, part in _fields(value)})
+        return type(value)(**{name: change(part) for name, part in _fields(value)})
     if isinstance(value, Mapping):
-        return {key: placed(part, device) for key, part in value.items()}
-    return type(value)(placed(part, device) for part in value)
+        return {key: change(part) for key, part in value.items()}
+    return type(value)(map(change, value))
 
 
 def _lies_well(tensor: Tensor) -> bool:
@@ -236,6 +243,8 @@ def _leaf_size(leaf: Any) -> int:
         return leaf.numel() * leaf.element_size()
     if isinstance(leaf, bool):
         return 1
+    if isinstance(leaf, Ref):
+        return size([leaf.owner, leaf.key])
     if isinstance(leaf, str):
         return len(leaf.encode())
     return 8

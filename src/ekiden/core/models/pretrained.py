@@ -110,7 +110,7 @@ def efficientnet_lite(name: str, shape: tuple[int, ...], classes: int) -> SplitN
     return SplitNetwork(features, nn.Linear(1280, classes))
 
 
-def _plain(conv: nn.Conv2d) -> nn.Module:
+def _plain(conv: Any) -> nn.Module:
     """The same convolution with its padding as a separate layer, so that it is an ordinary
     convolution.
     """
@@ -118,8 +118,8 @@ def _plain(conv: nn.Conv2d) -> nn.Module:
     same = nn.Conv2d(
         conv.in_channels,
         conv.out_channels,
-        _pair(conv.kernel_size),
-        _pair(conv.stride),
+        conv.kernel_size,
+        conv.stride,
         0,
         1,
         conv.groups,
@@ -129,12 +129,6 @@ def _plain(conv: nn.Conv2d) -> nn.Module:
     if isinstance(padding, nn.ZeroPad2d) and any(padding.padding):
         return nn.Sequential(padding, same)
     return same
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    if isinstance(value, tuple | list):
-        return tuple(value)
-    return (value, value)
 
 
 class Encoder(nn.Module):

@@ -325,10 +325,8 @@ class Scores:
 
     @property
     def chosen(self) -> Tensor:
-        """The answered classes (n, ...), from classes or probabilities."""
-        if self.answers.ndim > self.y.ndim:
-            return self.answers.argmax(1)
-        return self.answers
+        """The answered classes (n, ...)."""
+        return chosen(self.answers, self.y)
 
     def accuracy(self, rows: Tensor | None = None) -> float:
         """Return the share of right answers, of all or of some rows; NaN if there are no rows."""
@@ -384,6 +382,13 @@ class Scores:
             return None
         rows: list[list[int]] = confusion(self)[:, : self.outputs].tolist()
         return rows
+
+
+def chosen(answers: Tensor, y: Tensor) -> Tensor:
+    """Return the answered classes (n, ...), from classes or probabilities, to labels `y`."""
+    if answers.ndim > y.ndim:
+        return answers.argmax(1)
+    return answers
 
 
 def confusion(s: Scores) -> Tensor:

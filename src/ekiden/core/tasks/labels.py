@@ -16,7 +16,7 @@ from ekiden.core.base.checks import CountOrZero, Positive
 from ekiden.core.base.constants import constant
 from ekiden.core.base.errors import UserError, row_text
 from ekiden.core.tasks import measures
-from ekiden.core.tasks.base import IGNORED, Metric, Need, Scores, Task, VectorTask
+from ekiden.core.tasks.base import IGNORED, Metric, Need, Scores, Task, VectorTask, chosen
 from ekiden.core.tasks.counts import (
     ClassCounts,
     Counts,
@@ -73,7 +73,7 @@ class Classification(VectorTask):
         return ClassCounts.of(scores)
 
     def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
-        return measures.classes(answers) == y
+        return chosen(answers, y) == y
 
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         """Return T² times the Kullback-Leibler divergence of the softened classes; see `Task`."""
@@ -425,8 +425,7 @@ class Segmentation(PlacesTask):
         return outputs
 
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        total = F.cross_entropy(outputs, y, reduction="sum", ignore_index=IGNORED)
-        return total / (y != IGNORED).sum().clamp(min=1)
+        return _mean_over_places(outputs, y)
 
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         """Return T² times the mean over pixels of the Kullback-Leibler divergence of softened
@@ -489,10 +488,7 @@ class LanguageModelling(PlacesTask):
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         wanted = y[:, 1 : outputs.shape[1]]
         # row by row it is faster than over the `logits`, and the bits are others
-        total = F.cross_entropy(
-            outputs[:, :-1].flatten(0, 1), wanted.flatten(), reduction="sum", ignore_index=IGNORED
-        )
-        return total / (wanted != IGNORED).sum().clamp(min=1)
+        return _mean_over_places(outputs[:, :-1].flatten(0, 1), wanted.flatten())
 
     def distance(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         """Return T² times the mean over places of the Kullback-Leibler divergence of softened
@@ -503,6 +499,12 @@ class LanguageModelling(PlacesTask):
     def strata(self, y: Tensor) -> Tensor:
         """Return one group for all texts."""
         return torch.zeros(len(y), dtype=torch.int64, device=y.device)
+
+
+def _mean_over_places(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Return the mean cross-entropy () over the places that count."""
+    total = F.cross_entropy(logits, wanted, reduction="sum", ignore_index=IGNORED)
+    return total / (wanted != IGNORED).sum().clamp(min=1)
 
 
 def _as_rows(y: Tensor) -> Tensor:

@@ -15,13 +15,6 @@ from ekiden.core.tasks.counts import ClassCounts, Counts, LabelCounts, NumberSum
 from ekiden.core.tasks.ranked import Floats
 
 
-def classes(answers: Tensor) -> Tensor:
-    """Return the answered classes (n,), from classes or probabilities."""
-    if answers.ndim == 2:
-        return answers.argmax(1)
-    return answers
-
-
 def share_right(answers: Tensor, y: Tensor) -> Tensor:
     """Return the share of right answers among the labels of each sample that count, (n,)."""
     answers = F.pad(answers, (0, y.shape[-1] - answers.shape[-1]), value=-1)

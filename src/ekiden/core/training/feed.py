@@ -214,10 +214,13 @@ class Feed:
         """Return texts without padding. With labels per token only in training, because answers
         have one length.
         """
-        if y.ndim == 2 and y.shape == tokens.shape and not train:
+        by_token = y.shape == tokens.shape
+        if by_token and not train:
             return tokens, y
         cut = self.dataset.inputs.cut(tokens)
-        return cut, y[:, : cut.shape[1]] if y.shape == tokens.shape else y
+        if by_token:
+            y = y[:, : cut.shape[1]]
+        return cut, y
 
     def _on_device(self, samples: Samples) -> _Held:
         """Move each sample set to the device once."""

@@ -9,11 +9,10 @@ on Flower is a separate process.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from math import nan
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -251,10 +250,6 @@ class Bench:
         """What the labels mean."""
         return self.feed.dataset.task
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """The precision of forward passes."""
-        return self.hardware.autocast()
-
 
 def gradient_of(bench: Bench, objective: Objective) -> Gradient:
     """Return what makes the gradients of an objective; its shortcuts live as long as the network."""
@@ -419,7 +414,7 @@ class _Run:
             self.work.forward += len(self.objective.teachers) * len(train)
 
     def _ask(self, x: Tensor) -> tuple[Tensor, ...]:
-        with torch.no_grad(), self.bench.autocast():
+        with torch.no_grad(), self.bench.hardware.autocast():
             return tuple(teacher(x).float() for teacher in self.objective.teachers)
 
     def drawn(self) -> list[Tensor]:
@@ -483,7 +478,7 @@ class _Run:
             # the loss stays unknown, and so does its size
             loss = torch.full((), nan)
             network.grad.zero_()
-            with bench.autocast():
+            with bench.hardware.autocast():
                 bench.private.gradient(network, x, y, bench.task.mean_loss, self.step)
         elif training.optimizer == "sam":
             loss = self._sharp(x, y, *answers)
@@ -636,7 +631,7 @@ def evaluate(bench: Bench, subset: Subset, batch: int = 512, *, full: bool | Non
     answers, losses = [], []
 
     def forward(x: Tensor) -> Tensor:
-        with bench.autocast():
+        with bench.hardware.autocast():
             return cast(Tensor, module(x).float())
 
     run: Pass = forward

@@ -243,15 +243,10 @@ class Sums(_Addable):
         """Check what may come from another party."""
         shapes = (tuple(self.gram.shape), tuple(self.classes.shape), tuple(self.counts.shape))
         width = self.classes.shape[1] if self.classes.ndim == 2 else 0
-        if not width or shapes != (
-            (width * (width + 1) // 2,),
-            (len(self.counts), width),
-            (len(self.classes),),
-        ):
-            raise UserError(
-                f"sums of shapes {shapes} do not fit together: use the same method and model "
-                "everywhere"
-            )
+        triangle = (width * (width + 1) // 2,)
+        _refuse_other_shapes(
+            width, shapes, (triangle, (len(self.counts), width), (len(self.classes),))
+        )
         kind = self.gram.dtype
         if kind not in _MOST or (self.classes.dtype, self.counts.dtype) != (kind, torch.int64):
             raise UserError(
@@ -332,17 +327,10 @@ class TargetSums(_Addable):
         parts = (self.features, self.products, self.targets, self.powers)
         shapes = (tuple(self.gram.shape), *(tuple(part.shape) for part in parts))
         width, outputs = self.features.numel(), len(self.targets)
-        if not width or shapes != (
-            (width * (width + 1) // 2,),
-            (width,),
-            (outputs, width),
-            (outputs,),
-            (outputs,),
-        ):
-            raise UserError(
-                f"sums of shapes {shapes} do not fit together: use the same method and model "
-                "everywhere"
-            )
+        triangle = (width * (width + 1) // 2,)
+        _refuse_other_shapes(
+            width, shapes, (triangle, (width,), (outputs, width), (outputs,), (outputs,))
+        )
         if self.gram.dtype not in _MOST or {part.dtype for part in parts} != {torch.int64}:
             raise UserError("sums must be of int32 or int64: use one version of Ekiden everywhere")
         _refuse_negative(self.powers, diagonal(self.gram, width), torch.tensor(self.samples))
@@ -562,6 +550,15 @@ def _symmetric(gram: Tensor, width: int) -> Tensor:
     upper = torch.zeros(width, width, dtype=torch.float64, device=gram.device)
     upper[_upper(width, gram.device)] = gram.double()
     return upper + upper.triu(1).T
+
+
+def _refuse_other_shapes(
+    width: int, found: tuple[tuple[int, ...], ...], fitting: tuple[tuple[int, ...], ...]
+) -> None:
+    if not width or found != fitting:
+        raise UserError(
+            f"sums of shapes {found} do not fit together: use the same method and model everywhere"
+        )
 
 
 def _refuse_negative(*squares: Tensor) -> None:
