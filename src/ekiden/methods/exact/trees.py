@@ -33,6 +33,7 @@ from ekiden.core.base.sums import fixed, real
 from ekiden.core.models.tables_and_texts import Indicators
 from ekiden.core.tasks import Classification, MultiLabel
 from ekiden.core.training.network import Network
+from ekiden.methods.blocks.sums import WholeSums
 from ekiden.methods.blocks.tables import TableMethod
 
 _CELLS = 1024  # of the grid on which quantiles are found
@@ -49,30 +50,14 @@ _FAR = 1e30
 
 
 @dataclass(frozen=True, eq=False)
-class Histogram:
-    """Whole-number sums over samples."""
+class Histogram(WholeSums):
+    """Sums over samples."""
 
     # (D, 1024) int64 samples in each cell of the grid, in the first two laps; then (P, V, m, B, 2C)
     # int64 gradients and
     # second derivatives in units of 2^-28, for each node, each of its columns and each bin
     cells: Tensor
     labels: Tensor  # (C,) or (K,) int64 samples with each label, in these laps; then empty
-
-    def __post_init__(self) -> None:
-        """Check what may come from another party."""
-        if {self.cells.dtype, self.labels.dtype} != {torch.int64} or self.labels.ndim != 1:
-            raise UserError(
-                "histograms must be whole numbers: use one version of Ekiden everywhere"
-            )
-
-    def plus(self, other: "Histogram") -> "Histogram":
-        """Return the sums over the samples of both."""
-        if (self.cells.shape, self.labels.shape) != (other.cells.shape, other.labels.shape):
-            raise UserError(
-                "histograms of other columns cannot be combined: use the same data schema "
-                "everywhere"
-            )
-        return Histogram(self.cells + other.cells, self.labels + other.labels)
 
 
 class Bins(NamedTuple):

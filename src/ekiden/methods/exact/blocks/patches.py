@@ -334,10 +334,9 @@ class Patches(nn.Module):
                 .round_()
                 .clamp_(max=most)
             )
-            # By column, row and channel, as `_unfolded` has the pixels
+            # By column, row and channel, as `_folded` has the pixels
             q = q.permute(0, 3, 2, 1)
-            parts = _halves(q) if self.how.mirror else (q.flatten(1),)
-            yield _Bank(size, parts, thresholds[:, None], unit, rows, columns, area)
+            yield _Bank(size, _halves(q), thresholds[:, None], unit, rows, columns, area)
             first = first + count
             start = start + count * depth
 
@@ -354,17 +353,18 @@ class Patches(nn.Module):
         inverse = _inverse_contrast(pixels, bank.size)
         (height, width, b), g = inverse.shape, self.how.pool
         inverse = (inverse * bank.unit).float().view(-1)
-        read = _folded(pixels, bank.size) if self.how.mirror else (_unfolded(pixels, bank.size),)
-        faces = len(read)
+        read = _folded(pixels, bank.size)
         count = len(bank.thresholds)
         out = pixels.new_empty(count, 2, g, g, b)
         room = _CHUNK
         if pixels.device.type != "cpu":
             room *= 256
+        faces = 1 + self.how.mirror
         step = max(1, room // (faces * len(inverse)))
         for first in range(0, count, step):
             chunk = slice(first, first + step)
-            v, spare = self._responses([part[chunk] for part in bank.parts], read)
+            even, odd = bank.parts
+            v, spare = self._responses((even[chunk], odd[chunk]), read)
             v.mul_(inverse).round_()
             t = bank.thresholds[chunk]
             shape = v.shape[:2]
@@ -378,21 +378,24 @@ class Patches(nn.Module):
                 else:
                     out[chunk, sign] = sums[0]
         out[:, 1].neg_()
-        return out.sub_((len(read) * bank.area * bank.thresholds[:, :, None])[:, None, :, :, None])
+        return out.sub_((faces * bank.area * bank.thresholds[:, :, None])[:, None, :, :, None])
 
-    def _responses(self, parts: list[Tensor], read: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """(faces, F, positions) products with the image, and with its mirror image from right to
-        left; and room.
+    def _responses(
+        self, parts: tuple[Tensor, Tensor], read: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """(faces, F, positions) products with the image and, if wanted, with its mirror image from
+        right to left; and room.
         """
-        products = parts[0].new_empty(len(parts), len(parts[0]), read[0].shape[1])
-        for part, pixels, product in zip(parts, read, products, strict=True):
-            torch.mm(part, pixels, out=product)
+        faces = 1 + self.how.mirror
+        products = parts[0].new_empty(faces, len(parts[0]), read[0].shape[1])
         room = torch.empty_like(products)
+        torch.mm(parts[0], read[0], out=products[0])
         if not self.how.mirror:
-            return products, room
-        even, odd = products
-        torch.add(even, odd, out=room[0])
-        torch.sub(even, odd, out=room[1])
+            torch.addmm(products[0], parts[1], read[1], out=room[0])
+            return room, products
+        torch.mm(parts[1], read[1], out=products[1])
+        torch.add(products[0], products[1], out=room[0])
+        torch.sub(products[0], products[1], out=room[1])
         return room, products
 
 
@@ -400,7 +403,7 @@ class _Bank(NamedTuple):
     """Filters of one size as the forward pass needs them."""
 
     size: int  # p
-    parts: tuple[Tensor, ...]  # (F, ·) filters, or their even and odd parts
+    parts: tuple[Tensor, Tensor]  # (F, ·) even and odd parts of the filters
     thresholds: Tensor  # (F, 1) T
     unit: float  # of the responses
     # (g, height) 1 where a region has a row of positions, or how much the row counts there
@@ -467,29 +470,15 @@ def _inverse_contrast(pixels: Tensor, size: int) -> Tensor:
     return 16 * d / root
 
 
-def _windows(pixels: Tensor, size: int) -> Tensor:
-    """(p, C, rows, W, b) view: row i of the patch at each position."""
-    return pixels.unfold(1, size, 1).permute(4, 0, 1, 2, 3)
-
-
-def _unfolded(pixels: Tensor, size: int) -> Tensor:
-    """(p·p·C, positions·b) pixels by column, row and channel of the patch."""
-    windows = _windows(pixels, size)
-    columns = pixels.shape[2] - size + 1
-    return (
-        torch.stack([windows[:, :, :, j : j + columns] for j in range(size)])
-        .flatten(3)
-        .flatten(0, 2)
-    )
-
-
 def _folded(pixels: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Sums and differences of pixels in columns j and p-1-j of each patch.
+    """Sums and differences of pixels in columns j and p-1-j of each patch, (·, positions·b) by
+    column, row and channel of the patch.
 
     A filter is an even part plus an odd part; its mirror image is the even part minus the odd part.
     So two products of half the depth give the responses of an image and of its mirror image.
     """
-    windows = _windows(pixels, size)
+    # (p, C, rows, W, b) view: row i of the patch at each position
+    windows = pixels.unfold(1, size, 1).permute(4, 0, 1, 2, 3)
     columns = pixels.shape[2] - size + 1
     shape = (*windows.shape[:3], columns, windows.shape[4])
     even = pixels.new_empty(-(-size // 2), *shape)
