@@ -13,7 +13,7 @@ from ekiden.core.tasks import Classification
 from ekiden.core.training.network import Network
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedSeq, SFedKD
-from ekiden.methods.blocks.distillation import kl
+from ekiden.methods.blocks.distillation import kl, other_classes
 from ekiden.methods.chain.sfedkd import (
     Lesson,
     Taught,
@@ -21,7 +21,6 @@ from ekiden.methods.chain.sfedkd import (
     discrepancies,
     distributions,
     normalised,
-    other_classes,
     target_class,
 )
 from tests.methods.test_fedavg import SETTINGS, same

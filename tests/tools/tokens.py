@@ -17,7 +17,7 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 # lowers another number. The aim is 440,000 in all.
 BUDGET = {
     "core": 89_840,
-    "methods": 114_900,
+    "methods": 113_150,
     "readers": 55_700,
     "care": 12_590,
     "clinic": 22_900,

@@ -97,7 +97,9 @@ class Distillation(Objective):
 def divergence(logits: Tensor, target: Tensor, y: Tensor, form: Form) -> Tensor:
     """Return D, the mean over the batch, between the student's logits (b, K) and the teacher's."""
     whole = kl(logits, target)
-    return whole if form == "kl" else (whole + kl(without(logits, y), without(target, y))) / 2
+    if form == "kl":
+        return whole
+    return (whole + other_classes(logits, target, y)) / 2
 
 
 def kl(logits: Tensor, target: Tensor) -> Tensor:
@@ -105,6 +107,13 @@ def kl(logits: Tensor, target: Tensor) -> Tensor:
     return F.kl_div(
         logits.log_softmax(1), target.log_softmax(1), reduction="batchmean", log_target=True
     )
+
+
+def other_classes(logits: Tensor, target: Tensor, y: Tensor) -> Tensor:
+    """Return KL of the teacher's probabilities without the true class, renormalised, from the
+    student's.
+    """
+    return kl(without(logits, y), without(target, y))
 
 
 def without(logits: Tensor, y: Tensor) -> Tensor:

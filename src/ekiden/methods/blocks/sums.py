@@ -1,5 +1,6 @@
-"""Sums in whole numbers, which clients add up field by field."""
+"""Sums in whole numbers, which clients add up field by field; and the forms of what others send."""
 
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Self
 
@@ -7,6 +8,14 @@ import torch
 from torch import Tensor
 
 from ekiden.authoring import UserError
+
+Form = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of a tensor."""
+
+
+def forms(tensors: Iterable[Tensor]) -> list[Form]:
+    """Return the forms of tensors, to compare with those that another party must send."""
+    return [(tuple(t.shape), t.dtype) for t in tensors]
 
 
 class WholeSums:

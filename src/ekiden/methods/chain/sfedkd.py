@@ -28,7 +28,7 @@ from ekiden.authoring import (
     on_client,
     require,
 )
-from ekiden.methods.blocks.distillation import kl, without
+from ekiden.methods.blocks.distillation import kl, other_classes, without
 from ekiden.methods.blocks.rounds import OrderedMethod, participants
 
 
@@ -236,13 +236,6 @@ def two_classes(logits: Tensor, y: Tensor) -> Tensor:
     # not `gather`, whose gradient adds in no fixed order on a GPU
     true = logits.masked_fill(~own, 0).sum(1)
     return torch.stack([true, without(logits, y).logsumexp(1)], 1)
-
-
-def other_classes(logits: Tensor, taught: Tensor, y: Tensor) -> Tensor:
-    """Return NCKD: KL of the teacher's probabilities without the true class, renormalised, from the
-    student's.
-    """
-    return kl(without(logits, y), without(taught, y))
 
 
 def distributions(counts: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from ekiden.core.training.gram import WIDE, AnySums
 from ekiden.core.training.network import trial
 from ekiden.core.training.weights import Layout
 from ekiden.methods import LAP
+from ekiden.methods.blocks.sums import forms
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import size_of_sums, sums_of
 
@@ -313,7 +314,7 @@ def settled(features: Tensor) -> Scales:
 def refuse_foreign(scales: Scales, layout: Layout) -> None:
     """Refuse scales from another party that do not belong to this network."""
     wanted = [((layout.head.inputs - 1,), torch.float32)] * 2
-    if [(tuple(t.shape), t.dtype) for t in scales] != wanted:
+    if forms(scales) != wanted:
         raise UserError(
             "the scales received are of other features than here: use the same model everywhere"
         )

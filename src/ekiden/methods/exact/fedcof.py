@@ -23,6 +23,7 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
+from ekiden.methods.blocks.sums import forms
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
     FeaturesOfClasses,
@@ -41,12 +42,8 @@ class ClassMeans(NamedTuple):
 
     def checked(self, groups: int, classes: int, width: int) -> "ClassMeans":
         """Return these means, which another party sent."""
-        shapes = (self.counts.shape, self.means.shape)
-        kinds = (self.counts.dtype, self.means.dtype)
-        if shapes != ((groups, classes), (groups, classes, width)) or kinds != (
-            torch.int64,
-            torch.float32,
-        ):
+        wanted = [((groups, classes), torch.int64), ((groups, classes, width), torch.float32)]
+        if forms(self) != wanted:
             raise UserError(
                 "class means of other features: use the same method and data kind everywhere"
             )

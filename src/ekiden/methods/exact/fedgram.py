@@ -25,6 +25,7 @@ from ekiden.authoring import (
 )
 from ekiden.core.training.gram import FULL, LEAST, AnySums, NoisySums, Rounding
 from ekiden.core.training.private import DP, width_for
+from ekiden.methods.blocks.sums import forms
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
     OWN,
@@ -394,7 +395,7 @@ def centre_of(settled: Settled, width: int) -> Tensor:
     in `settled`.
     """
     centre = settled[-1] if settled else torch.zeros(0)
-    if (tuple(centre.shape), centre.dtype) != ((width,), torch.int8):
+    if forms([centre]) != [((width,), torch.int8)]:
         raise UserError(
             "the mean of features received is not one: use the same version of Ekiden everywhere"
         )

@@ -25,6 +25,7 @@ from ekiden.authoring import (
 )
 from ekiden.core.data.samples import Subset
 from ekiden.core.tasks import Classification
+from ekiden.methods.blocks.sums import forms
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
     FixedFeatures,
@@ -155,7 +156,7 @@ class FedKrylov(FixedFeatures):
         phi = self._whole(client, model, chosen.settled)
         y = self._counted(client, self.summed(client))
         centre = chosen.centre
-        if centre.shape != phi.shape[1:] or centre.dtype != torch.int8:
+        if forms([centre]) != [(phi.shape[1:], torch.int8)]:
             raise UserError(
                 "the features received are of another kind than here: use the same method and data "
                 "kind"
@@ -188,7 +189,7 @@ class FedKrylov(FixedFeatures):
         kept = _kept(client)
         width = len(kept.chosen.centre)
         count = _rank(client.task, client.classes, len(kept.chosen.centre))
-        if direction.shape != (width, count) or direction.dtype != torch.int8:
+        if forms([direction]) != [((width, count), torch.int8)]:
             raise UserError(
                 "the directions received are of other features: use the same method and data kind"
             )

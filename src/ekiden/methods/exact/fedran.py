@@ -25,6 +25,7 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
+from ekiden.methods.blocks.sums import forms
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
     FeaturesOfClasses,
@@ -48,23 +49,17 @@ class SketchedScatter(NamedTuple):
 
     def checked(self, width: int, classes: int, rank: int) -> "SketchedScatter":
         """Return this summary, which another party sent."""
-        shapes = (
-            self.counts.shape,
-            self.means.counts.shape,
-            self.sketch.counts.shape,
-            self.squares.shape,
-        )
-        kinds = (self.counts.dtype, self.means.counts.dtype, self.sketch.counts.dtype)
-        if shapes != ((classes,), (width, classes), (width, rank), (width,)) or kinds != (
-            torch.int64,
-            torch.int16,
-            torch.int8,
-        ):
-            raise UserError(_OTHER)
         floats = (self.means.units, self.sketch.units, self.squares)
-        if (self.means.units.shape, self.sketch.units.shape) != ((classes,), (rank,)) or not all(
-            (torch.isfinite(part) & (part >= 0)).all() for part in floats
-        ):
+        if forms((self.counts, self.means.counts, self.sketch.counts, *floats)) != [
+            ((classes,), torch.int64),
+            ((width, classes), torch.int16),
+            ((width, rank), torch.int8),
+            ((classes,), torch.float32),
+            ((rank,), torch.float32),
+            ((width,), torch.float32),
+        ]:
+            raise UserError(_OTHER)
+        if not all((torch.isfinite(part) & (part >= 0)).all() for part in floats):
             raise UserError(_OTHER)
         if (self.counts < 0).any() or float(self.means.matrix().abs().max()) > 128:
             raise UserError(_OTHER)

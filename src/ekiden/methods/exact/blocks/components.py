@@ -48,7 +48,7 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.training.gram import LARGEST
 from ekiden.methods.exact.blocks.patches import Patches, Pooling
 from ekiden.methods.exact.blocks.seed_images import DEVIATION, Draws, seed_images
-from ekiden.methods.exact.blocks.whole_features import SPREAD, Scaling, WholeFeatures
+from ekiden.methods.exact.blocks.whole_features import NORMALISED, SPREAD, Scaling, WholeFeatures
 
 Matrix = NDArray[np.float64]
 
@@ -153,7 +153,7 @@ class Components(WholeFeatures):
         if len(shape) == 3:
             how = Pooling(pool=3, mirror=mirror, bilinear=True)
             self.body = Patches(shape, [(FILTERS // len(SIZES), side) for side in SIZES], how)
-            self.settled = {"mean": torch.float32, "std": torch.float32}
+            self.settled = NORMALISED
             self.largest = LARGEST
         else:
             self.body = RandomUnits(shape[0])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ekiden.authoring import Ref, State, UserError, Weights
+from ekiden.methods.blocks.sums import forms
 from ekiden.methods.exact.blocks.fixed_features import Settled, ShortColumns
 from ekiden.methods.exact.blocks.gaussian_heads import GRID, Head, Moments
 
@@ -52,11 +53,10 @@ def _added(mine: Columns, other: Columns) -> Columns:
 def _checked(sums: Columns, width: int, columns: int) -> Tensor:
     """Return the matrix of columns that another party sent."""
     if isinstance(sums, WholeColumns):
-        if sums.values.shape != (width, columns) or sums.values.dtype != torch.int64:
+        if forms(sums) != [((width, columns), torch.int64)]:
             raise UserError(_OTHER)
         return sums.matrix()
-    fits = sums.counts.shape == (width, columns) and sums.units.shape == (columns,)
-    if not fits or (sums.counts.dtype, sums.units.dtype) != (torch.int16, torch.float32):
+    if forms(sums) != [((width, columns), torch.int16), ((columns,), torch.float32)]:
         raise UserError(_OTHER)
     if not (torch.isfinite(sums.units) & (sums.units >= 0)).all():
         raise UserError(_NOT_FINITE)
@@ -81,7 +81,7 @@ def _check_doubles(
     kind = torch.float64
     if isinstance(columns, WholeColumns):
         kind = torch.int64
-    if tuple(tuple(t.shape) for t in tensors) != shapes or any(t.dtype != kind for t in tensors):
+    if forms(tensors) != [(shape, kind) for shape in shapes]:
         raise UserError(_OTHER)
     if not all(torch.isfinite(t).all() for t in tensors):
         raise UserError(_NOT_FINITE)

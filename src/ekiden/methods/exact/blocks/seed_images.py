@@ -102,7 +102,7 @@ def seed_images(count: int, channels: int, side: int, seed: int) -> NDArray[np.u
     draws = Draws(count, each, seed)
     scene = _Scene(draws, count, channels, side)
     blocks = [scene.block(slice(i, i + _BLOCK)) for i in range(0, count, _BLOCK)]
-    return np.concatenate(blocks) if blocks else np.empty((0, channels, side, side), np.uint8)
+    return np.concatenate(blocks)
 
 
 class _Scene:

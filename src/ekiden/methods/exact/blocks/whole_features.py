@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ekiden.core.base.errors import UserError
 from ekiden.core.training.gram import LARGEST
+from ekiden.methods.blocks.sums import forms
 from ekiden.methods.exact.blocks import patches
 
 # float32 holds whole numbers up to here exactly, so products of matrices are exact in any order
@@ -21,6 +22,10 @@ _MOST_INPUTS = 100_000
 Scaling = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of pixels in [0, 1], one for all or one for each channel; see
 `Client.scaling`."""
+
+
+NORMALISED = {"mean": torch.float32, "std": torch.float32}
+"""What a client still settles about patches that follow from the seed."""
 
 
 class WholeFeatures(nn.Module, ABC):
@@ -56,10 +61,7 @@ class WholeFeatures(nn.Module, ABC):
 
     def adopt(self, told: Sequence[Tensor]) -> None:
         """Adopt what another party's `tell` gave."""
-        found = [(tuple(t.shape), t.dtype) for t in told]
-        if found != [
-            (tuple(self.get_buffer(name).shape), kind) for name, kind in self.settled.items()
-        ]:
+        if forms(told) != forms(self.tell()):
             raise UserError(
                 "the features received are of another kind than here: use the same method and data "
                 "kind"
@@ -76,9 +78,7 @@ class WholeFeatures(nn.Module, ABC):
 
     def told_bytes(self) -> int:
         """Bytes of `tell()`."""
-        return sum(
-            self.get_buffer(name).numel() * kind.itemsize for name, kind in self.settled.items()
-        )
+        return sum(t.numel() * t.itemsize for t in self.tell())
 
 
 class RandomReLU(WholeFeatures):
@@ -343,7 +343,7 @@ class PatchFeatures(WholeFeatures):
         with torch.no_grad(), torch.device("cpu"):
             self.patches.fix(self.seed, REACH)
         self.fixed = True
-        self.settled = {"mean": torch.float32, "std": torch.float32}
+        self.settled = NORMALISED
 
     def _stretch(self, x: Tensor) -> None:
         """Let each channel of `x` go from 0 to 255."""
