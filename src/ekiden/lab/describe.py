@@ -1,6 +1,6 @@
 """Say what was understood of data, and show who holds what as a table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -45,16 +45,13 @@ class Description:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "understood": dict(self.lines),
-            "clients": {name: dict(one) for name, one in self.clients.items()},
-        }
+        return {"understood": self.lines, "clients": self.clients}
 
 
 def description(fed: FederatedData) -> Description:
     """Return what was understood of data."""
     dataset, held, sizes = fed.dataset, counts(fed), _sizes(fed)
-    train, val, test = (f"{n:,}" for n in sizes.sum(axis=0))
+    train, val, test = sizes.sum(axis=0)
     takes = dataset.inputs.takes(dataset.shape).removesuffix(".")
     subjects = (
         "no column given; one patient's rows may be in both training and test (--subject-column)"
@@ -63,7 +60,8 @@ def description(fed: FederatedData) -> Description:
         known = len(set(dataset.train.subject.tolist()))
         subjects = f"{known:,} in training; none of them is in the test"
     lines = {
-        "samples": f"{sizes.sum():,}: {train} for training, {val} for validation, {test} for the test",
+        "samples": f"{sizes.sum():,}: {train:,} for training, {val:,} for validation, "
+        f"{test:,} for the test",
         "layout": shorten(takes, _WIDTH, placeholder=" ..."),
         "range": _range(dataset),
         "labels": _labels(dataset),
@@ -71,9 +69,10 @@ def description(fed: FederatedData) -> Description:
         "subjects": subjects,
     }
     clients = {}
-    for client, parts, has in zip(fed.clients, sizes.tolist(), held.tolist(), strict=True):
-        labels = {name: n for name, n in zip(held_names(fed), has, strict=True) if n}
-        clients[client.name] = {**dict(zip(_PARTS, parts, strict=True)), "labels": labels}
+    for client, parts, has in zip(fed.clients, sizes.tolist(), held, strict=True):
+        named = dict(zip(held_names(fed), has.tolist(), strict=True))
+        labels = {name: count for name, count in named.items() if count}
+        clients[client.name] = dict(zip(_PARTS, parts, strict=True)) | {"labels": labels}
     return Description(lines, clients)
 
 
@@ -106,15 +105,11 @@ def _range(dataset: Dataset) -> str:
     if x.dtype == torch.uint8:
         found += ", divided by 255"
     if any(dataset.mean) or any(s != 1 for s in dataset.std):
-        mean, std = map(_numbers, (dataset.mean, dataset.std))
+        mean, std = (listed(map("{:.3g}".format, one), 100) for one in (dataset.mean, dataset.std))
         return f"{found}, less mean {mean}, divided by {std}"
     if x.dtype != torch.uint8:
         found += ", used as they are"
     return found
-
-
-def _numbers(values: Sequence[float]) -> str:
-    return listed((f"{value:.3g}" for value in values), 100)
 
 
 def _labels(dataset: Dataset) -> str:
@@ -145,11 +140,12 @@ def counts(fed: FederatedData) -> NDArray[np.int64]:
     samples.
     """
     if not fed.dataset.classes:
-        return np.array([[len(c.train) + len(c.val)] for c in fed.clients])
-    task, k = fed.dataset.task, len(fed.dataset.classes)
-    return np.stack(
-        [(task.counts(c.train.y, k) + task.counts(c.val.y, k)).cpu().numpy() for c in fed.clients]
-    )
+        return np.asarray(_sizes(fed)[:, :2].sum(axis=1, keepdims=True))
+    task, k, held = fed.dataset.task, len(fed.dataset.classes), []
+    for client in fed.clients:
+        both = task.counts(client.train.y, k) + task.counts(client.val.y, k)
+        held.append(both.cpu().numpy())
+    return np.stack(held)
 
 
 def held_names(fed: FederatedData) -> tuple[str, ...]:
@@ -164,7 +160,7 @@ def table(fed: FederatedData) -> RichTable:
     More than 12 classes are summarised by their number and the three largest. If there are more
     than 40 clients, the middle ones are left out.
     """
-    held, names = counts(fed), held_names(fed)
+    held, names, sizes = counts(fed), held_names(fed), _sizes(fed)
     out = RichTable("client", title=f"{_short(fed.dataset.name)}: {counted(len(held), 'client')}")
     columns = names
     if len(names) > WIDE:
@@ -173,16 +169,15 @@ def table(fed: FederatedData) -> RichTable:
         out.add_column(name, justify="right")
     for name in _PARTS:
         out.add_column(name, justify="right", style="bold")
-    rows = [
-        (client.name, *_cells(has, names), *map(str, parts))
-        for client, has, parts in zip(fed.clients, held, _sizes(fed), strict=True)
-    ]
+    rows = []
+    for client, has, parts in zip(fed.clients, held, sizes, strict=True):
+        rows.append((client.name, *_cells(has, names), *map(str, parts)))
     if len(rows) > LONG:
         rows[LONG // 2 : -LONG // 2] = [("...",)]
     for row in rows:
         out.add_row(*row)
     out.add_section()
-    out.add_row("all", *_cells(held.sum(axis=0), names), *map(str, _sizes(fed).sum(axis=0)))
+    out.add_row("all", *_cells(held.sum(axis=0), names), *map(str, sizes.sum(axis=0)))
     return out
 
 
@@ -195,6 +190,9 @@ def _short(name: str) -> str:
 
 def _cells(held: NDArray[np.int64], classes: tuple[str, ...]) -> list[str]:
     if len(classes) <= WIDE:
-        return [str(n) if n else "-" for n in held]
-    top = [c for c in np.argsort(-held, kind="stable")[:3] if held[c]]
-    return [str(np.count_nonzero(held)), ", ".join(f"{classes[c]} {held[c]}" for c in top)]
+        return [str(count or "-") for count in held]
+    largest = []
+    for place in np.argsort(-held, kind="stable")[:3]:
+        if held[place]:
+            largest.append(f"{classes[place]} {held[place]}")
+    return [str(np.count_nonzero(held)), ", ".join(largest)]

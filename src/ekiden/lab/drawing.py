@@ -1,15 +1,16 @@
 """What run folders hold, and who is in a study, as tables for a terminal, plain text, or LaTeX."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
+from itertools import chain
 from math import inf
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Column
+from rich.console import Console, JustifyMethod
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -44,9 +45,13 @@ if TYPE_CHECKING:
 
 def table_of(*columns: str, right: Sequence[str] = ()) -> RichTable:
     """Return a table with these columns, of which some have numbers."""
-    return RichTable(
-        *(Column(column, justify="right" if column in right else "left") for column in columns)
-    )
+    table = RichTable()
+    for column in columns:
+        side: JustifyMethod = "left"
+        if column in right:
+            side = "right"
+        table.add_column(column, justify=side)
+    return table
 
 
 def shown(folder: Path, devices: Devices | None = None) -> list[str | RichTable]:
@@ -63,15 +68,9 @@ def shown(folder: Path, devices: Devices | None = None) -> list[str | RichTable]
         if clock.computing is not None:
             share = f"in {clock.computing:.1%} of which clients computed"
         took = f"simulated time: {duration(clock.seconds[-1])}, {share}"
-    said = (notes(run), network(run), sums(run), privacy(run.config), took, again)
-    table = estimates(run)
-    parts: list[str | RichTable] = [
-        label(run.config),
-        about(run),
-        steps(run, clock),
-        *([table] if table else []),
-        *said,
-    ]
+    parts: list[str | RichTable | None] = [label(run.config), about(run), steps(run, clock)]
+    parts += [estimates(run), notes(run)]
+    parts += [network(run), sums(run), privacy(run.config), took, again]
     return [part for part in parts if part]
 
 
@@ -125,16 +124,25 @@ def estimates(run: Summary) -> RichTable | None:
     found = coefficients_of(run)
     if not found:
         return None
-    several = len({one.output for one in found}) > 1
-    names = ("output", "column") if several else ("column",)
+    names = ["column"]
+    # one output needs no name
+    if len({one.output for one in found}) > 1:
+        names.insert(0, "output")
     figures = ("estimate", "error", "z", "p", "from", "to")
     table = table_of(*names, *figures, right=figures)
     table.title, table.title_justify = "coefficients, 95 % intervals", "left"
     for one in found:
         named = (one.output, one.column)[-len(names) :]
         numbers = (one.estimate, one.error, one.statistic, one.p, one.low, one.high)
-        table.add_row(*named, *("-" if value is None else f"{value:.4g}" for value in numbers))
+        table.add_row(*named, *(_number(value, ".4g") for value in numbers))
     return table
+
+
+def _number(value: float | None, digits: str) -> str:
+    """Return a number as text; a dash for none."""
+    if value is None:
+        return "-"
+    return f"{value:{digits}}"
 
 
 def cohort(lines: "Sequence[CohortLine]") -> RichTable:
@@ -187,7 +195,7 @@ def _survival_at(curve: "Curve", time: float) -> str:
 
 def _quartile(curve: "Curve", name: str) -> str:
     """Return the time by which so many had the event, and the ends of its interval."""
-    time, low, high = ("-" if t is None else f"{t:g}" for t in curve.quartiles[name])
+    time, low, high = (_number(time, "g") for time in curve.quartiles[name])
     return f"{time} ({low} to {high})"
 
 
@@ -198,9 +206,11 @@ def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> 
     With devices it also has the simulated time on them, and the share of it in which clients
     compute. The best value for the same data is bold.
     """
-    groups = [[*group.values()] for group in grouped(summaries).values()]
-    every = [run for group in groups for run in group]
-    metrics = {(m := headline(run)).name: m for run in every if run.metrics}
+    groups = [list(seeds.values()) for seeds in grouped(summaries).values()]
+    every, metrics = list(chain(*groups)), {}
+    for run in filter(attrgetter("metrics"), every):
+        metric = headline(run)
+        metrics[metric.name] = metric
     named, unit = "headline metric", ""
     if not metrics:
         named, unit = "accuracy", " %"
@@ -217,18 +227,18 @@ def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> 
     table.title, table.title_justify = f"{named} on the union of all clients' test data", "left"
     rows = compared(every, devices)
     best = {(row["data"], row["metric"]): row["mean"] for row in sorted(rows, key=_worth)}
+    methods = Counter(row["data"] for row in rows)
     for row, group in zip(rows, groups, strict=True):
         done = [run for run in group if run.finished]
-        name = row["method"]
+        name, data = row["method"], row["data"]
         if row["diverged"]:
             name += f", {row['diverged']} of {len(done)} diverged"
         if not done:
-            table.add_row(name, row["data"], "0 finished")
+            table.add_row(name, data, "0 finished")
             continue
-        alone = sum(other["data"] == row["data"] for other in rows) == 1
-        leads = not alone and row["mean"] == best[row["data"], row["metric"]]
-        text = _result(row["values"], metrics[row["metric"]], alone=len(metrics) == 1)
-        value = Text(text, style="bold" if leads else "")
+        value = Text(_result(row["values"], metrics[row["metric"]], alone=len(metrics) == 1))
+        if methods[data] > 1 and row["mean"] == best[data, row["metric"]]:
+            value.style = "bold"
         cells: dict[str, str | Text] = {
             "seeds": str(len(done)),
             f"{named}{unit}": value,
@@ -242,7 +252,7 @@ def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> 
             cells["simulated time"] = duration(row["simulated"])
         if row.get("computing") is not None:
             cells["computing"] = f"{row['computing']:.1%}"
-        table.add_row(name, row["data"], *(cells.get(column, "-") for column in columns))
+        table.add_row(name, data, *(cells.get(column, "-") for column in columns))
     return table
 
 
@@ -267,9 +277,11 @@ def _result(values: Sequence[float], metric: Metric, *, alone: bool) -> str:
 
 def latex(table: RichTable) -> str:
     """Return a table as LaTeX; its preamble needs booktabs."""
-    lines = [map(_escaped, (column.header for column in table.columns))]
-    lines += [map(_escaped, cells) for cells in zip(*(c.cells for c in table.columns), strict=True)]
-    head, *rows = [rf"{' & '.join(line)} \\" for line in lines]
+    columns = [[column.header, *column.cells] for column in table.columns]
+    lines = []
+    for cells in zip(*columns, strict=True):
+        lines.append(rf"{' & '.join(map(_escaped, cells))} \\")
+    head, *rows = lines
     ends = "l" * 2 + "r" * (len(table.columns) - 2)
     begin = [rf"\begin{{tabular}}{{{ends}}}", r"\toprule", head, r"\midrule"]
     return "\n".join([*begin, *rows, r"\bottomrule", r"\end{tabular}"])
@@ -277,4 +289,6 @@ def latex(table: RichTable) -> str:
 
 def _escaped(cell: object) -> str:
     text = re.sub(r"([%_&#$])", r"\\\1", str(cell)).replace("±", r"$\pm$")
-    return rf"\textbf{{{text}}}" if isinstance(cell, Text) and cell.style else text
+    if isinstance(cell, Text) and cell.style:
+        return rf"\textbf{{{text}}}"
+    return text

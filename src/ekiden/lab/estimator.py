@@ -64,7 +64,9 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError("y has one class: give rows of two classes or more")
-        owners = np.zeros(len(y)) if groups is None else np.asarray(groups)
+        owners = np.zeros(len(y))
+        if groups is not None:
+            owners = np.asarray(groups)
         check_consistent_length(X, owners)
         names, owner = np.unique(owners, return_inverse=True)
         silos = {str(name): (X[owner == k], labels[owner == k]) for k, name in enumerate(names)}
@@ -72,7 +74,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             # the test rows are those that train, and each fold would warn again
             warnings.simplefilter("ignore", DataWarning)
             data = federate(
-                silos, test=(X, labels), val_fraction=0.0, classes=[str(c) for c in self.classes_]
+                silos, test=(X, labels), val_fraction=0.0, classes=list(map(str, self.classes_))
             )
         result = run(
             self.method,

@@ -205,7 +205,9 @@ def _guarded(run: int, job: LaunchedRun, report: Callable[[Event], None]) -> Run
 
     # Called after the checks: refused runs get a single line, the reason.
     def begin() -> None:
-        lines = "" if run else str(description(data))
+        lines = ""
+        if not run:
+            lines = str(description(data))
         steps = job.plan.recipe.method.steps(len(data.clients))
         report(Event(run, "starting", total=steps, lines=lines))
 
@@ -316,10 +318,12 @@ def _follow(run: int, job: LaunchedRun, report: Report, children: _Children) -> 
             report(event)
     if process.pid is not None:
         process.join()
-    # after a kill the code is below 0
     if outcome is None:
-        unable = not begun and (process.exitcode or 0) > 0
-        outcome = RunEnd(run, job.folder, _NOT_STARTED if unable else _DIED)
+        why = _DIED
+        # after a kill the code is below 0
+        if not begun and (process.exitcode or 0) > 0:
+            why = _NOT_STARTED
+        outcome = RunEnd(run, job.folder, why)
         # it did not fail
         if children.stopped:
             return outcome
@@ -459,7 +463,7 @@ def submit(
     waiting = dict(enumerate(sent))
     steps = dict.fromkeys(waiting, -1)
     while waiting:
-        left = _queued() if place == "slurm" else _not_done(waiting.values())
+        left = _going_on(place, waiting.values())
         for run, job in list(waiting.items()):
             folder = jobs[run].folder
             reached = _step(folder)
@@ -474,17 +478,14 @@ def submit(
             time.sleep(_POLL[place])
 
 
-def _not_done(jobs: Iterable[Any]) -> set[str]:
-    """Return the ids of jobs of this machine that go on."""
-    return {job.job_id for job in jobs if not job.done()}
-
-
-def _queued() -> set[str] | None:
-    """Return the ids of the user's jobs in Slurm's queue; None if it does not answer now.
+def _going_on(place: str, jobs: Iterable[Any]) -> set[str] | None:
+    """Return the ids of jobs that have not ended; None if Slurm does not answer now.
 
     submitit calls a job done once its process has ended. Slurm may still requeue it, and then it is
     in the queue.
     """
+    if place != "slurm":
+        return {job.job_id for job in jobs if not job.done()}
     said = subprocess.run(_SQUEUE, capture_output=True, text=True, check=False)
     if said.returncode:
         return None
@@ -498,14 +499,18 @@ def queue_settings(given: Sequence[str]) -> dict[str, str | int]:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
             raise UserError(f"--queue takes NAME=VALUE, such as slurm_partition=gpu, not {text!r}")
-        found[name] = int(value) if value.isdigit() else value
+        found[name] = value
+        if value.isdigit():
+            found[name] = int(value)
     return found
 
 
 def _step(folder: Path) -> int:
     """Return the number of steps that a run has done; -1 if it has not begun."""
     file = folder / "metrics.jsonl"
-    return file.read_bytes().count(b"\n") if file.exists() else -1
+    if not file.exists():
+        return -1
+    return file.read_bytes().count(b"\n")
 
 
 def _error(folder: Path, job: Any) -> str:
@@ -515,9 +520,10 @@ def _error(folder: Path, job: Any) -> str:
             return ""
     except UserError as error:
         return str(error)
-    log, lines = job.paths.stderr, ["no output"]
+    log, said = job.paths.stderr, ["no output"]
     if log.exists():
-        lines += filter(str.strip, log.read_text(errors="replace").splitlines())
+        said += filter(str.strip, log.read_text(errors="replace").splitlines())
     # The last line, or the last one that the command itself says.
-    why = next((line for line in reversed(lines) if line.startswith("ekiden:")), lines[-1])
-    return f"job {job.job_id} ended: {why.strip()}; see {log}"
+    own = [line for line in said if line.startswith("ekiden:")]
+    why = (own or said)[-1].strip()
+    return f"job {job.job_id} ended: {why}; see {log}"

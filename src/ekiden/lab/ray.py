@@ -7,6 +7,7 @@ home or its node dies, the step is repeated from there.
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
@@ -92,10 +93,14 @@ class Home:
             self._initial = self._initial or self._start.initial()
             return self._initial
 
-        found = wire.decode(args, tuple[tuple(kinds)], fetch) if kinds else ()  # type: ignore[misc]
+        found: Any = ()
+        if kinds:
+            found = wire.decode(args, tuple[tuple(kinds)], fetch)  # type: ignore[misc]
         job = Job(step, call, client, task, found, store.private)
-        folder = self._start.place(client)
-        done = self._worker.execute(job, journal_of(job, folder / "journal" if folder else None))
+        journal = None
+        if folder := self._start.place(client):
+            journal = folder / "journal"
+        done = self._worker.execute(job, journal_of(job, journal))
         store.put(f"{step}-{call}-{task}", done.value, done.private)
         return TaskDone(
             done.work.forward, done.work.backward, wire.size(done.value), wire.encode(done.trained)
@@ -117,10 +122,14 @@ class Home:
         """Write what the state after `step` steps needs of these clients; return when private
         states were written.
         """
+        written = {}
         for client, wanted in keys.items():
-            self._store(client).commit(step, wanted)
-            self._store(client).sync(wanted)
-        return {client: written for client in keys if (written := self._store(client).written)}
+            store = self._store(client)
+            store.commit(step, wanted)
+            store.sync(wanted)
+            if store.written:
+                written[client] = store.written
+        return written
 
     def settle(self, keys: Keys) -> None:
         """Delete what only the state before needed."""
@@ -234,18 +243,22 @@ class OnRay:
             mark.touch()
         try:
             about = ray.put(start)
+            make = ray.remote(Home).options(**self._options).remote
             for _ in range(_TRIES):
-                make = ray.remote(Home).options(**self._options).remote
-                self._homes += [make() for _ in range(count - len(self._homes))]
+                while len(self._homes) < count:
+                    self._homes.append(make())
                 began = [(home, home.begin.remote(about, mark)) for home in self._homes[:count]]
-                dead = {home: why for home, beginning in began if (why := _death(beginning))}
+                dead, why = [], ""
+                for home, beginning in began:
+                    if death := _death(beginning):
+                        dead.append(home)
+                        why = why or death
                 if not dead:
                     return self._homes[:count]
                 self._homes = [home for home in self._homes if home not in dead]
         finally:
             if mark is not None:
                 mark.unlink()
-        why = next(iter(dead.values()))
         raise UserError(
             f"actors of the Ray cluster die as soon as they begin ({why}): install the same on all "
             "nodes, or use fewer "
@@ -333,11 +346,12 @@ class _Ray(Transport):
 
     def trained(self) -> Mapping[str, Weights]:
         """Return the model that each client trained last in this step, if the run measures it."""
-        found = {
-            ref.owner: wire.decode(done.trained, Optional[Weights])  # noqa: UP045
-            for ref, done in self._done.items()
-        }
-        return {client: model for client, model in found.items() if model is not None}
+        found = {}
+        for ref, done in self._done.items():
+            model = wire.decode(done.trained, Optional[Weights])  # noqa: UP045
+            if model is not None:
+                found[ref.owner] = model
+        return found
 
     def settle(self) -> None:
         self._each(self._touched, self._live, lambda home, its: home.settle.remote(its))
@@ -347,10 +361,12 @@ class _Ray(Transport):
         self, clients: Iterable[str], keys: Keys, ask: Callable[[Any, Keys], Any]
     ) -> list[Any]:
         """Ask each home once, about those of `clients` that it has, and wait for all."""
-        parts: dict[int, dict[str, set[str]]] = {}
+        parts: dict[int, dict[str, set[str]]] = defaultdict(dict)
         for client in clients:
-            parts.setdefault(self._places[client], {})[client] = keys.get(client, set())
-        return [_got(asked) for asked in [ask(self._homes[i], part) for i, part in parts.items()]]
+            parts[self._places[client]][client] = keys.get(client, set())
+        # all are asked before the first is waited for
+        asked = [ask(self._homes[i], part) for i, part in parts.items()]
+        return list(map(_got, asked))
 
     def _arguments(self, args: tuple[Any, ...]) -> Any:
         """Return arguments, encoded. What never changes goes to each node once for all clients of a
@@ -388,7 +404,9 @@ def _death(beginning: Any) -> str:
         _got(beginning)
     except Interrupted as death:
         said = list(filter(str.strip, str(death.__cause__).splitlines())) or [str(death)]
-        return next((line for line in reversed(said) if "Error" in line), said[0]).strip()[:_SHOWN]
+        # the last line with an error, or else the first
+        errors = [line for line in said if "Error" in line]
+        return [said[0], *errors][-1].strip()[:_SHOWN]
     return ""
 
 

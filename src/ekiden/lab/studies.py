@@ -49,9 +49,9 @@ class _Candidate:
         """Return the candidate with other settings; each belongs to the method or to the
         training.
         """
-        own = {f.name for f in fields(self.method)}
-        hyper = {name: value for name, value in settings.items() if name in own}
-        rest = {name: value for name, value in settings.items() if name not in own}
+        hyper, rest = {}, dict(settings)
+        for name in settings.keys() & _names(self.method):
+            hyper[name] = rest.pop(name)
         return _Candidate(replace(self.method, **hyper), replace(self.training, **rest))
 
 
@@ -103,20 +103,23 @@ class Study(Mapping[str, tuple[Result, ...]]):
         rows = []
         for label, results in self.items():
             metric = task_in(results[0].config).headline
-            pairs = zip(results, other, strict=True)
-            gaps = tuple(metric.scale * (a.score - b.score) for a, b in pairs)
-            scores = [metric.scale * result.score for result in results]
+            scores, gaps, guesses, sent = [], [], [], []
+            for result, rival in zip(results, other, strict=True):
+                scores.append(metric.scale * result.score)
+                gaps.append(metric.scale * (result.score - rival.score))
+                sent.append(result.bytes)
+                if result.majority is not None:
+                    guesses.append(result.majority)
             row = {"method": label, f"{metric.name}{metric.unit}": spread(scores, metric)}
             row[f"minus {against}"] = ""
             if results is not other:
-                gap = Difference(gaps, against, whole=True, bound=False)
+                gap = Difference(tuple(gaps), against, whole=True, bound=False)
                 row[f"minus {against}"] = str(gap)
-            known = [result.majority for result in results if result.majority is not None]
-            if known:
-                row["majority guess %"] = f"{100 * mean(known):.2f}"
-            row["bytes"] = f"{mean(result.bytes for result in results):,.0f}"
+            if guesses:
+                row["majority guess %"] = f"{100 * mean(guesses):.2f}"
+            row["bytes"] = f"{mean(sent):,.0f}"
             if self.chosen:
-                row["chosen"] = ", ".join(f"{k}={v}" for k, v in self.chosen[label].items())
+                row["chosen"] = ", ".join(_named(self.chosen[label]))
             rows.append(row)
         return _pandas().DataFrame(rows).fillna("").set_index("method")
 
@@ -126,14 +129,12 @@ class Study(Mapping[str, tuple[Result, ...]]):
         Raises:
             UserError: pandas is not installed.
         """
-        return _pandas().DataFrame(
-            [
-                {"method": label, "seed": seed, **flat(row, result.clients)}
-                for label, results in self.items()
-                for seed, result in zip(self.seeds, results, strict=True)
-                for row in result.metrics
-            ]
-        )
+        rows = []
+        for label, results in self.items():
+            for seed, result in zip(self.seeds, results, strict=True):
+                for row in result.metrics:
+                    rows.append({"method": label, "seed": seed, **flat(row, result.clients)})
+        return _pandas().DataFrame(rows)
 
     def plot(self, x: str = "bytes", metric: str = "", ax: "Axes | None" = None) -> "Axes":
         """Draw a metric of all methods against what was spent: mean over the seeds, with a band of
@@ -263,21 +264,31 @@ def study(  # noqa: D417  (there are no others)
         )
     for name in others:
         raise no_argument(name, list(signature(study).parameters.keys() - {"others"}), methods[0])
-    whole = _checked_seeds(seeds)
-    base = [_Candidate(as_method(method, data), training or Training()) for method in methods]
-    labelled = dict(zip(_labels([one.method for one in base]), base, strict=True))
-    _check_grid(grid or {}, base)
-    tried = {label: _grid(one, grid or {}) for label, one in labelled.items()}
+    whole, grid, training = _checked_seeds(seeds), grid or {}, training or Training()
+    base = [as_method(method, data) for method in methods]
+    _check_grid(grid, [*base, training])
+    tried: dict[str, list[_Choice]] = {}
+    steps = 0
+    for label, method in zip(_labels(base), base, strict=True):
+        tried[label] = _grid(_Candidate(method, training), grid)
+        # the best is run again, with the test data
+        steps += len(whole)
+        if len(tried[label]) > 1:
+            steps += len(tried[label]) * len(whole)
     divided = {seed: as_federation(_of_seed(data, seed)) for seed in whole}
-    place = None if folder is None else Path(folder)
+    place = None
+    if folder is not None:
+        place = Path(folder)
     options = {"model": model, "hardware": hardware, "metric": metric, "workers": workers}
     options |= {"evaluate_every": evaluate_every, "quiet": True}
-    total = sum(1 + len(each) if len(each) > 1 else 1 for each in tried.values()) * len(whole)
-    with bar("study", total, quiet=quiet) as advance:
+    runs, chosen = {}, {}
+    with bar("study", steps, quiet=quiet) as advance:
         results = _Results(divided, place, options, advance)
         best = {label: results.best(label, candidates) for label, candidates in tried.items()}
-        runs = {label: results(label, one) for label, (_, one) in best.items()}
-    chosen = {label: settings for label, (settings, _) in best.items() if grid}
+        for label, (settings, one) in best.items():
+            runs[label] = results(label, one)
+            if grid:
+                chosen[label] = settings
     return Study(runs, whole, chosen, place)
 
 
@@ -297,12 +308,20 @@ def _checked_seeds(seeds: Any) -> tuple[int, ...]:
     return whole
 
 
-def _check_grid(grid: Any, base: Sequence[_Candidate]) -> None:
-    """Refuse a setting that neither training nor any of the methods has."""
-    known = {f.name for one in base for f in (*fields(one.method), *fields(one.training))}
-    for name in grid:
+def _check_grid(grid: Any, base: Sequence[Method | Training]) -> None:
+    """Refuse a setting that neither training nor any of the methods has, and one without values."""
+    if not isinstance(grid, Mapping):
+        raise UserError(f"grid is a dict of lists, as in {{'epochs': [5, 10]}}, not {grid!r}")
+    known = set[str]().union(*map(_names, base))
+    for name, values in grid.items():
         if name not in known:
             raise unknown("setting in grid", name, known)
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise UserError(f"grid needs a list of values for {name}, not {values!r}")
+
+
+def _names(settings: Method | Training) -> list[str]:
+    return [field.name for field in fields(settings)]
 
 
 def _of_seed(data: Any, seed: int) -> Any:
@@ -333,14 +352,14 @@ class _Results:
         found = []
         for seed, silos in self.divided.items():
             self.advance(f"{name}, seed {seed}", self.done)
-            named = re.sub(r"[^\w.=+/-]+", "-", name)
-            at = None if self.place is None else self.place / f"{named}-seed{seed}"
-            given = silos
+            folder, given = None, silos
+            if self.place is not None:
+                named = re.sub(r"[^\w.=+/-]+", "-", name)
+                folder = self.place / f"{named}-seed{seed}"
             if tune:
                 given = silos.for_tuning()
-            found.append(
-                run(one.method, given, training=one.training, seed=seed, folder=at, **self.options)
-            )
+            options = {**self.options, "training": one.training, "seed": seed, "folder": folder}
+            found.append(run(one.method, given, **options))
             self.done += 1
         return tuple(found)
 
@@ -349,17 +368,19 @@ class _Results:
         # nothing to choose
         if len(candidates) == 1:
             return candidates[0]
-        measured = [
-            self(f"tuning/{label}-{_told(settings)}", one, tune=True)
-            for settings, one in candidates
-        ]
-        metric = task_in(measured[0][0].config).headline
         chosen, best = candidates[0], nan
-        for one, results in zip(candidates, measured, strict=True):
-            values = [result.metrics[-1].get(metric.name) for result in results]
-            score = metric.signed(mean(nan if value is None else value for value in values))
+        for settings, one in candidates:
+            results = self(f"tuning/{label}-{','.join(_named(settings))}", one, tune=True)
+            metric = task_in(results[0].config).headline
+            values = []
+            for result in results:
+                value = result.metrics[-1].get(metric.name)
+                if value is None:
+                    value = nan
+                values.append(value)
+            score = metric.signed(mean(values))
             if better(score, best):
-                chosen, best = one, score
+                chosen, best = (settings, one), score
         if isnan(best):
             raise UserError(
                 f"{label}: no setting of the grid has a defined {metric.name} on validation data: "
@@ -370,39 +391,36 @@ class _Results:
 
 def _grid(one: _Candidate, grid: Mapping[str, Sequence[Any]]) -> list[_Choice]:
     """Return all settings of a grid that a method has, and the candidates with them."""
-    if not isinstance(grid, Mapping):
-        raise UserError(f"grid is a dict of lists, as in {{'epochs': [5, 10]}}, not {grid!r}")
-    own, common = {f.name for f in fields(one.method)}, {f.name for f in fields(Training)}
-    for name, values in grid.items():
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise UserError(f"grid needs a list of values for {name}, not {values!r}")
-    names = [name for name in grid if name in own | common]
-    every = [
-        dict(zip(names, values, strict=True)) for values in product(*(grid[name] for name in names))
-    ]
-    return [(settings, one.varied(settings)) for settings in every]
+    known = [*_names(one.method), *_names(one.training)]
+    own = {name: values for name, values in grid.items() if name in known}
+    choices = []
+    for values in product(*own.values()):
+        settings = dict(zip(own, values, strict=True))
+        choices.append((settings, one.varied(settings)))
+    return choices
 
 
 def _labels(methods: Sequence[Method]) -> list[str]:
     """Return a label for each method: its name, with the settings in which several of this name
     differ.
     """
-    labels = []
+    labels: list[str] = []
     for method in methods:
         twins = [other for other in methods if type(other) is type(method)]
-        unlike = {
-            f.name: getattr(method, f.name)
-            for f in fields(method)
-            if any(getattr(other, f.name) != getattr(method, f.name) for other in twins)
-        }
-        labels.append(f"{method.title()} {_told(unlike)}".strip())
-    if double := next((label for label in labels if labels.count(label) > 1), None):
-        raise UserError(f"{double} is in the study twice with the same settings: leave one out")
+        unlike = {}
+        for name in _names(method):
+            values = [getattr(other, name) for other in twins]
+            if any(value != values[0] for value in values):
+                unlike[name] = getattr(method, name)
+        label = f"{method.title()} {','.join(_named(unlike))}".strip()
+        if label in labels:
+            raise UserError(f"{label} is in the study twice with the same settings: leave one out")
+        labels.append(label)
     return labels
 
 
-def _told(settings: Mapping[str, Any]) -> str:
-    return ",".join(f"{name}={value}" for name, value in settings.items())
+def _named(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={value}" for name, value in settings.items()]
 
 
 def _pandas() -> Any:

@@ -74,7 +74,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(AutoExecutor=Executor))
     monkeypatch.setattr(launch, "require_extra", lambda *needed: None)
     monkeypatch.setattr(launch, "_POLL", {"slurm": 0.0})
-    monkeypatch.setattr(launch, "_queued", lambda: next(answers, set()))
+    monkeypatch.setattr(launch, "_going_on", lambda *which: next(answers, set()))
     return asked
 
 

@@ -87,7 +87,8 @@ def check(
     """
     if isinstance(kind, str):
         kind = method_named(kind)
-    kind = type(kind) if isinstance(kind, Method) else kind
+    if isinstance(kind, Method):
+        kind = type(kind)
     if not isinstance(kind, type):
         raise UserError(f"{type(kind).__name__} is not a method: give its class or its name")
     subject = Subject(kind)

@@ -147,7 +147,9 @@ def _base(hint: Any, default: object) -> Any:
     """
     if get_origin(hint) is Annotated:
         return _base(get_args(hint)[0], default)
-    return type(default) if hint in (Any, object) else get_origin(hint) or hint
+    if hint in (Any, object):
+        return type(default)
+    return get_origin(hint) or hint
 
 
 def _source(kind: type[Method]) -> ast.AST:
@@ -283,7 +285,7 @@ def resumes(subject: Subject) -> None:
     _, steps = subject.watched, subject.steps
     with TemporaryDirectory() as folder:
         # Stopped after each step; and, if there are more steps, after several steps of one process.
-        for each in (1, -(-steps // 2))[: 1 if steps <= 2 else 2]:
+        for each in sorted({1, -(-steps // 2)}):
             stopped = Path(folder) / f"each-{each}"
             for done in range(0, steps, each):
                 try:
@@ -321,7 +323,8 @@ def _attempts(subject: Subject) -> Iterator[tuple[Any, float]]:
     method = subject.small
     kinds = vars(subject.default)
     counts = [name for name in subject.counts if name != "rounds" and kinds[name] > 10]
-    short, long = (replace(method, **dict.fromkeys(counts, count)) for count in (5, 20))
+    short = replace(method, **dict.fromkeys(counts, 5))
+    long = replace(method, **dict.fromkeys(counts, 20))
     more = long
     if "rounds" in kinds:
         more = replace(long, **{"rounds": 8})
@@ -356,9 +359,9 @@ def gives_the_same_bits(make: MakesTransport) -> None:
     """Models, metrics and ledger are those of a run in one process."""
     for method in SHAPES:
         here, there = _run(method), _run(method, transport=make)
-        differs = difference(here, there) or (
-            "other metrics" if here.metrics != there.metrics else ""
-        )
+        differs = difference(here, there)
+        if here.metrics != there.metrics:
+            differs = differs or "other metrics"
         if differs:
             raise Broken(f"a run of {method.title()} gives {differs}")
 
@@ -412,9 +415,8 @@ def _compare(method: Method, attempts: Callable[[Path, int], None]) -> None:
 
 def _different(here: dict[str, bytes], there: dict[str, bytes]) -> str:
     """Return the names of the files in which two runs differ."""
-    return ", ".join(
-        sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
-    )
+    # a file differs from one that is not there, too
+    return ", ".join(sorted({name for name, _ in here.items() ^ there.items()}))
 
 
 def _run(method: Method, **options: Any) -> Any:

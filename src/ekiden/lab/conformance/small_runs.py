@@ -46,10 +46,10 @@ def blobs(least: int = 40) -> FederatedData:
         y = torch.tensor(classes)[torch.randint(len(classes), (n,), generator=generator)]
         return centres[y] + torch.randn(n, 4, generator=generator), y
 
-    mixes = [(0, 1), (1, 2), (0, 2), (0, 1, 2)]
-    return federate(
-        [draw(least + 10 * i, mix) for i, mix in enumerate(mixes)], test=draw(60, (0, 1, 2))
-    )
+    silos: list[tuple[Tensor, Tensor]] = []
+    for mix in ((0, 1), (1, 2), (0, 2), (0, 1, 2)):
+        silos.append(draw(least + 10 * len(silos), mix))
+    return federate(silos, test=draw(60, (0, 1, 2)))
 
 
 class Tiny(nn.Module):
@@ -216,11 +216,10 @@ class Subject:
         method = self.kind()
         if getattr(method, "participation", 1.0) < 0.5:
             method = replace(method, **{"participation": 0.5})
-        counts = {name: getattr(method, name) for name in self.counts}
-        return replace(
-            method,
-            **{name: 2 if name == "rounds" else min(value, 2) for name, value in counts.items()},
-        )
+        counts = {name: min(getattr(method, name), 2) for name in self.counts}
+        if "rounds" in counts:
+            counts["rounds"] = 2
+        return replace(method, **counts)
 
     @property
     def counts(self) -> list[str]:

@@ -94,14 +94,15 @@ class Budget:
         below 1.
         """
         scaled = []
+        changes = dict[str, Any]()
         method = plan.recipe.method
         for name, factor in self.factors.items():
             full = getattr(method, name, 0)
             used = max(1, round(full * factor))
             if full > used:
                 scaled.append(Scaled(name, full, used))
-                method = replace(method, **{name: used})
-        recipe = replace(plan.recipe, method=method)
+                changes[name] = used
+        recipe = replace(plan.recipe, method=replace(method, **changes))
         return replace(plan, recipe=recipe), tuple(scaled)
 
 
