@@ -78,7 +78,7 @@ def test_a_run_from_python_is_resumed_measured_and_shown_on_the_command_line(
 ) -> None:
     monkeypatch.chdir(files)
     silos, folder, whole = make(files), tmp_path / "run", tmp_path / "whole"
-    options: dict[str, Any] = {**FAST, "seed": 7, "config": {"study": "mine"}, "evaluate_every": 2}
+    options: dict[str, Any] = {**FAST, "seed": 7, "evaluate_every": 2}
     expected = ekiden.run(FedAvg(rounds=3, epochs=1), silos, folder=whole, **options)
     ekiden.run(FedAvg(rounds=3, epochs=1), silos, folder=folder, stop_after=1, **options)
     monkeypatch.chdir(tmp_path)

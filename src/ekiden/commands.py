@@ -96,9 +96,8 @@ def resume(
     held = federation_in(config, path) if data is None else as_federation(data)
     if network is None and config["network"] is None:
         raise UserError(f"{in_memory(config)}: give it as network")
-    own = {name: config[name] for name in config.get("own", ())}
     held = coming_from(with_metric(held, metric or config["task"].get("metric", "")), held.origin)
-    how = How(folder=path, config=own, track=trackers, quiet=quiet)
+    how = How(folder=path, track=trackers, quiet=quiet)
     return rerun(config, recipe_of(config["recipe"]), held, network, how)
 
 

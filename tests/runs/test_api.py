@@ -105,7 +105,7 @@ def test_a_run_learns_within_no_grad() -> None:
         (
             (FedSeq(), from_tensors((X, Y))),
             {},
-            'data are not divided among clients yet: give ekiden.split(data, "diri',
+            "data are not divided among clients yet: give ekiden.split(data",
         ),
         ((FedSeq(), (X, Y)), {}, "federate needs a list with the samples of each silo"),
         ((FedSeq(), list(zip(X, Y, strict=True))), {}, "silo client-0 is one sample, not many"),

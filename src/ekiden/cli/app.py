@@ -115,7 +115,7 @@ def main() -> None:
     """Entry point of the command line: exit code 0, or 2 with one line that says what to do."""
     errors.typed = tuple(sys.argv)
     args = sys.argv[1:]
-    named = {args[0], " ".join(args[:2])} if args else set[str]()
+    named = {*args[:1], " ".join(args[:2])}
     with command_line():
         if named & _WITHOUT_TENSORS or {"-h", "--help"} & set(args):
             without_torch.start(_main)

@@ -25,6 +25,7 @@ from ekiden.lab.drawing import table_of
 from ekiden.methods import among, between_machines
 from ekiden.runs import summary, tracking
 from ekiden.runs.recipe import Recipe
+from ekiden.runs.reruns import new_folder
 from ekiden.runs.summary import Summary
 from ekiden.silos import commands
 from ekiden.silos.coordinator import federation as federations
@@ -142,8 +143,8 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
     folder = launch.free_folder(options.out, f"{kind.title()}-flower-seed{plan.recipe.seed}")
     link: dict[str, Any] = {
         "link": place.link,
-        "certificate": _absolute(place.certificate),
-        "keys": _absolute(place.keys),
+        "certificate": absolute(place.certificate),
+        "keys": absolute(place.keys),
     }
     check_link(place.link, place.certificate, lambda line: None)
     outside.trust_text(_named(link), folder / LINK)
@@ -154,9 +155,11 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
         federations.met(place.federation, plan.names)
 
 
-def _absolute(path: Path | None) -> str:
+def absolute(path: Path | None) -> str:
     """Return a path as a run folder keeps it; empty if there is none."""
-    return str(path.absolute()) if path else ""
+    if path is None:
+        return ""
+    return str(path.absolute())
 
 
 def resume(folder: Path, track: Sequence[str] = ()) -> bool:
@@ -180,10 +183,7 @@ def join(folder: Path, client: str, out: Path | None = None, release: Path | Non
 
 
 def _revise(folder: Path, plan: RemotePlan[Method], out: Path | None, suffix: str) -> None:
-    out = out or folder.with_name(f"{folder.resolve().name}-{suffix}")
-    if out.exists():
-        raise UserError(f"{out} exists already: delete it, or choose another folder by --out")
-    _submit(plan, out, _link(folder), ())
+    _submit(plan, new_folder(folder, out, suffix), _link(folder), ())
 
 
 def _link(folder: Path) -> dict[str, Any]:
@@ -278,7 +278,9 @@ def evaluate(
 
 def _certificate(link: Mapping[str, Any]) -> Path | None:
     """Return the certificate by which a SuperLink is verified; None trusts the system's authorities."""
-    return Path(link["certificate"]) if link["certificate"] else None
+    if link["certificate"]:
+        return Path(link["certificate"])
+    return None
 
 
 def _superlink_of(
@@ -361,8 +363,10 @@ def stop(options: StopOptions) -> None:
     if options.run.isdigit() and not Path(options.run).is_dir():
         number, (link, certificate) = options.run, _reached(options)
     else:
+        folder, values = Path(options.run), dict[str, Any]()
+        if (folder / LINK).exists():
+            values = _link(folder)
         try:
-            values = _link(Path(options.run)) if (Path(options.run) / LINK).exists() else {}
             number, link = str(values["run"]), str(values["link"])
             certificate = _certificate(values)
         except KeyError:

@@ -267,7 +267,10 @@ def _calibrate(options: EvaluateOptions, found: Figures) -> None:
 
 def _print_beside(options: EvaluateOptions, line: str) -> None:
     """Print a line that is not part of the JSON."""
-    print(line, file=sys.stderr if options.json else sys.stdout)
+    out = sys.stdout
+    if options.json:
+        out = sys.stderr
+    print(line, file=out)
 
 
 def _show_between(found: Mapping[str, Any], task: Task) -> None:
@@ -296,7 +299,9 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
     about = {"majority": found.majority or 0.0, "metrics": found.values}
     if line := of_imbalanced({**about, "confusion": found.confusion}, task, classes):
         say(line)
-    error = "noise (deviation)" if found.noise else "error by bins"
+    error = "error by bins"
+    if found.noise:
+        error = "noise (deviation)"
     table = RichTable("figure", "value", "95 % interval", error)
     known = {metric.name: (metric.shown, metric.unit, metric.scale) for metric in measured(task)}
     names = [name for name in known if name in found.values]
@@ -350,7 +355,9 @@ def _show_thresholds(found: Figures) -> None:
 
 def _per_cent(share: float | None) -> str:
     """Return a share as text; a dash if it is not defined."""
-    return "-" if share is None else f"{100 * share:.1f}"
+    if share is None:
+        return "-"
+    return f"{100 * share:.1f}"
 
 
 def show_subgroups(found: Mapping[str, Any], exact: Mapping[str, Any] = {}) -> None:
@@ -418,7 +425,7 @@ def _on_silos(options: EvaluateOptions) -> None:
         str(options.run.absolute()),
         bool(options.calibrate),
         by,
-        str(options.weights.absolute()) if options.weights else "",
+        coordinator.absolute(options.weights),
     )
     about = (options.federation, options.clients, options.data, options.evaluate_dp)
     row = coordinator.evaluate(asked, *about)

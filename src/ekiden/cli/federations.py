@@ -138,7 +138,7 @@ class AgreeOptions:
 
 def init(options: InitOptions) -> None:
     """`ekiden federation init FOLDER NAME.key.pub ... --host NAME`."""
-    names = tuple(name.strip() for name in options.silos.split(",")) if options.silos else ()
+    names = tuple(filter(None, map(str.strip, options.silos.split(","))))
     if names and options.public_keys:
         raise UserError("give files of public keys, or --silos to make all keys here, not both")
     public = federations.named_keys(options.public_keys)
@@ -218,8 +218,11 @@ def status(options: StatusOptions) -> None:
         )
     table = RichTable("silo", "state", "last seen (s)", "key", "what to do")
     for silo in silos:
-        seen = "" if silo.seen is None else f"{silo.seen:.0f}"
-        state = silo.state if running else "unknown"
+        seen, state = "", "unknown"
+        if silo.seen is not None:
+            seen = f"{silo.seen:.0f}"
+        if running:
+            state = silo.state
         table.add_row(silo.name, state, seen, silo.fingerprint, commands.REMEDY.get(state, ""))
     console.print(table)
     say(words)
@@ -244,13 +247,12 @@ def agree(options: AgreeOptions) -> None:
 
     if options.sums[0].is_dir():
         return _agree_with(options)
-    expected = federations.read(options.federation).silos if options.federation else ()
-    made = agree_on(
-        options.sums,
-        options.spelling,
-        expected,
-        read_schema(options.schema) if options.schema else None,
-    )
+    expected, schema = tuple[str, ...](), None
+    if options.federation:
+        expected = federations.read(options.federation).silos
+    if options.schema:
+        schema = read_schema(options.schema)
+    made = agree_on(options.sums, options.spelling, expected, schema)
     if options.table_one:
         told = list(map(read_sums, options.sums))
         console.print(drawing.cohort(study.table_one(told)))

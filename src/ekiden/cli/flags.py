@@ -65,7 +65,9 @@ class Flag:
     @property
     def called(self) -> str:
         """What messages call it."""
-        return self.field.upper() if self.positional else f"--{self.field.replace('_', '-')}"
+        if self.positional:
+            return self.field.upper()
+        return f"--{self.field.replace('_', '-')}"
 
     @property
     def several(self) -> bool:
@@ -75,7 +77,11 @@ class Flag:
     @property
     def value(self) -> str:
         """The word for its value in the help."""
-        return self.called + " ..." * self.several if self.positional else _word(self.hint)
+        if not self.positional:
+            return _word(self.hint)
+        if self.several:
+            return f"{self.called} ..."
+        return self.called
 
     @property
     def told(self) -> str:
@@ -151,9 +157,10 @@ def _arranged(found: Sequence[_Box], own: Sequence[Flag], boxes: Boxes) -> Itera
 
 def _boxes(shown: object, field: str = "") -> Iterator[_Box]:
     """Yield the fields of a dataclass as a box, then those of the dataclasses in it."""
-    kind: Any = shown if isinstance(shown, type) else type(shown)
-    # methods have a title
-    title = kind.title() if field == "method" else field
+    kind = _class_of(shown)
+    title = field
+    if field == "method":
+        title = kind.title()
     box = _Box(title, inspect.getdoc(kind) or "", [], field)
     inner: list[_Box] = []
     for one in fields(kind):
@@ -166,17 +173,26 @@ def _boxes(shown: object, field: str = "") -> Iterator[_Box]:
     yield from inner
 
 
+def _class_of(shown: object) -> Any:
+    """Return a dataclass, or that of an instance."""
+    if isinstance(shown, type):
+        return shown
+    return type(shown)
+
+
 def _default(shown: object, field: Field[Any]) -> Any:
     """Return the value that a field has if its flag is not given, MISSING if there is none."""
-    default = field.default if field.default_factory is MISSING else field.default_factory()
+    default = field.default
+    if field.default_factory is not MISSING:
+        default = field.default_factory()
     return getattr(shown, field.name, default)
 
 
 def _bare(hint: Any) -> Any:
     """Return an annotation without its marks; of several kinds the first, which texts are read as."""
-    if get_origin(hint) is Annotated:
+    if get_origin(hint) in (Annotated, Union, UnionType):
         return _bare(get_args(hint)[0])
-    return _bare(get_args(hint)[0]) if get_origin(hint) in (Union, UnionType) else hint
+    return hint
 
 
 def _word(hint: Any) -> str:
@@ -256,7 +272,7 @@ def parse(
     Flags that are not given have the values of `default`. The help has `about`, or the docstring of
     `kind`, and `boxes`; if it was asked for, it is printed, and SystemExit raised.
     """
-    shown: Any = kind if default is None else default
+    shown: Any = default or kind
     if _HELP & set(args):
         sys.stdout.write(page(prog, shown, about, boxes))
         raise SystemExit(0)
@@ -291,7 +307,9 @@ def _read(
     parser = ArgumentParser(usage="", add_help=False, allow_abbrev=False, exit_on_error=False)
     actions: dict[str, Flag] = {}
     for flag in found:
-        several: Any = "*" if flag.several else None
+        several: Any = None
+        if flag.several:
+            several = "*"
         if flag.positional:
             action: Action = parser.add_argument(flag.field, nargs=several or "?", default=SUPPRESS)
         elif isinstance(flag.default, bool):
@@ -322,12 +340,14 @@ def _spelled(arg: str) -> str:
     name, equals, value = arg.partition("=")
     if name.startswith("--"):
         return f"{name.replace('_', '-')}{equals}{value}"
-    return f" {arg}" if re.fullmatch(r"-[\d.]+e[-+]?\d+", arg) else arg
+    if re.fullmatch(r"-[\d.]+e[-+]?\d+", arg):
+        return f" {arg}"
+    return arg
 
 
 def _built(shown: Any, given: Mapping[str, Any]) -> Any:
     """Return the dataclass with the values that are given, and its defaults."""
-    kind: Any = shown if isinstance(shown, type) else type(shown)
+    kind = _class_of(shown)
     values = {}
     for one in fields(kind):
         default = _default(shown, one)

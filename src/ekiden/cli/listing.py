@@ -86,4 +86,6 @@ def show_topology(options: TopologyOptions) -> None:
 
 
 def _unless(holds: bool, word: str) -> str:
-    return "" if holds else word
+    if holds:
+        return ""
+    return word

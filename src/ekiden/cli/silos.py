@@ -184,7 +184,9 @@ def start(options: SiloStartOptions) -> None:
     if not file.link.address:
         raise UserError(f'{file.path}: say where the SuperLink is: [link] address = "HOST:PORT"')
     log = Log(options.log)
-    certificate = file.beside(file.link.certificate) if file.link.certificate else None
+    certificate = None
+    if file.link.certificate:
+        certificate = file.beside(file.link.certificate)
     check_link(file.link.address, certificate, log)
     if not file.link.key:
         raise UserError(

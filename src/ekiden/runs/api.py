@@ -20,7 +20,7 @@ from ekiden.core.base.settings import Hardware, Training
 from ekiden.core.data.samples import Dataset, FederatedData, Sizes, coming_from, held_by
 from ekiden.core.engine.drive import Row
 from ekiden.core.engine.evaluation import EvaluateOn, TestSet, divergence
-from ekiden.core.engine.folder import BESIDE, RunFolder, samples_digest
+from ekiden.core.engine.folder import RunFolder, samples_digest
 from ekiden.core.engine.local import (
     Executor,
     InProcess,
@@ -127,7 +127,6 @@ def run(  # noqa: D417  (there are no others)
     folder: str | os.PathLike[str] | None = None,
     workers: Count = 1,
     evaluate_every: CountOrZero = 1,
-    config: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
     on_start: Callable[[], None] = lambda: None,
     on_step: Callable[[Row], None] = lambda row: None,
@@ -163,7 +162,6 @@ def run(  # noqa: D417  (there are no others)
             step if a file is damaged or missing. None keeps the run in memory.
         workers: the number of processes for independent tasks; 1 does all tasks in this process.
         evaluate_every: the number of steps between evaluations; 0 evaluates only at the end.
-        config: further entries for `config.json` that identify the run.
         watch: called after each epoch of training with (client, epoch, epochs); only if all tasks
             are done in this process.
         on_start: called after all checks, before the first step.
@@ -228,7 +226,6 @@ def run(  # noqa: D417  (there are no others)
         hardware=hardware or Hardware(),
         folder=None if folder is None else Path(folder),
         workers=workers,
-        config=config,
         watch=watch,
         on_start=on_start,
         on_step=on_step,
@@ -239,7 +236,6 @@ def run(  # noqa: D417  (there are no others)
         track=(track,) if isinstance(track, str) else tuple(track),
         quiet=quiet,
     )
-    _check_config(config)
     federation = as_federation(data)
     federation = coming_from(with_metric(federation, metric), federation.origin)
     if isinstance(model, str):
@@ -274,17 +270,6 @@ def steps(
     # the checks come at once, the steps when the caller asks for them
     stepwise: Any = run
     return stepwise(method, data, model, **options, _then=PreparedRun.results)  # type: ignore[no-any-return]
-
-
-def _check_config(config: Mapping[str, Any] | None) -> None:
-    """Refuse entries that `config.json` cannot hold."""
-    try:
-        json.dumps(dict(config or {}))
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"config goes into config.json, which cannot hold this ({error}): give texts and "
-            "numbers"
-        ) from None
 
 
 def prepared(
@@ -350,11 +335,8 @@ def _noted(how: How, method: Method, data: FederatedData) -> dict[str, Any]:
     if method.traits.limit:
         noted["limit"] = method.traits.limit
     # all that the command line needs to go on with the run
-    if "plan" not in config:
-        if data.origin:
-            noted["origin"] = data.origin.to_json()
-        if own := sorted({*config} - BESIDE):
-            noted["own"] = own
+    if "plan" not in config and data.origin:
+        noted["origin"] = data.origin.to_json()
     return noted
 
 
@@ -503,19 +485,12 @@ def as_federation(data: Any) -> FederatedData:
     """Return the federation that the user means."""
     if isinstance(data, FederatedData):
         return data
-    if isinstance(data, Dataset):
-        raise UserError(
-            'data are not divided among clients yet: give ekiden.split(data, "dirichlet:0.5", '
-            "clients)"
-        )
     if isinstance(data, list | tuple | Mapping):
         return federate(data)
-    if isinstance(data, str | os.PathLike) or hasattr(data, "columns"):
-        given = "frame" if hasattr(data, "columns") else repr(os.fspath(data))
+    if isinstance(data, Dataset | str | os.PathLike) or hasattr(data, "columns"):
         raise UserError(
-            f"data are not divided among clients yet: give ekiden.split(ekiden.load({given}), "
-            "'iid', 10), or a list "
-            "with the file or frame of each client"
+            "data are not divided among clients yet: give ekiden.split(data, 'iid', 10), or a list "
+            "with the data of each client"
         )
     raise UserError(
         f"data cannot be of type {type(data).__name__}: give what ekiden.split or ekiden.federate "

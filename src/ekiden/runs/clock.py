@@ -77,8 +77,10 @@ class Devices(Checked):
         )
 
     def _factor(self, party: str, what: str, spread: float) -> float:
+        if not spread:
+            return 1.0
         uniform = (derive(self.seed, "device", party, what) + 0.5) / 2**63
-        return exp(spread * NormalDist().inv_cdf(uniform)) if spread else 1.0
+        return exp(spread * NormalDist().inv_cdf(uniform))
 
 
 class Device(NamedTuple):

@@ -80,24 +80,12 @@ class Rows(nn.Module):
         return out
 
 
-def part_names(table: Table) -> list[str]:
-    """Return the names of the parts of a row that `Rows` takes."""
-    names = []
-    if table.numeric:
-        names.append("numbers")
-    if table.categorical:
-        names.append("codes")
-    return names
-
-
-def _example_rows(table: Table) -> tuple[Tensor, ...]:
-    """Return two rows of zeros, as the parts that `Rows` takes."""
-    parts = []
-    if table.numeric:
-        parts.append(torch.zeros(2, len(table.numeric), dtype=torch.float64))
-    if table.categorical:
-        parts.append(torch.zeros(2, len(table.categorical), dtype=torch.int64))
-    return tuple(parts)
+def parts_of(table: Table) -> dict[str, Tensor]:
+    """Return two rows of zeros, as the parts that `Rows` takes, by the names of the parts."""
+    numbers = torch.zeros(2, len(table.numeric), dtype=torch.float64)
+    codes = torch.zeros(2, len(table.categorical), dtype=torch.int64)
+    both = {"numbers": numbers, "codes": codes}
+    return {name: part for name, part in both.items() if part.numel()}
 
 
 def row_parts(raw: Any, table: Table) -> tuple[Tensor, ...]:
@@ -163,7 +151,7 @@ def take_columns(model: Any, table: Table) -> None:
 
     graph = model.graph
     _free_names(graph, {*table.numeric, *table.categorical})
-    given = dict(zip(part_names(table), graph.inputs, strict=True))
+    given = dict(zip(parts_of(table), graph.inputs, strict=True))
     batch = graph.inputs[0].shape[0]
     one = ir.Value(name="ekiden.one", const_value=ir.tensor([1], name="ekiden.one"))
     made: list[Any] = []
@@ -253,7 +241,6 @@ def _made_up_rows(table: Table, draw: torch.Generator) -> Any:
 class Exported:
     """What was written."""
 
-    path: Path  # the file, or the folder
     samples: int  # number of made-up samples that both models were compared on
     difference: float  # the largest difference between two outputs
     takes: str  # what the exported model takes, in words
@@ -290,7 +277,7 @@ def export(
         if unfinished.is_dir():
             shutil.rmtree(unfinished)
         unfinished.unlink(missing_ok=True)
-    return Exported(path, len(raw), difference, takes(model, named=to == "onnx"))
+    return Exported(len(raw), difference, takes(model, named=to == "onnx"))
 
 
 def _check_target(path: Path, to: str, overwrite: bool) -> None:
@@ -342,7 +329,7 @@ def _compared(model: LoadedModel, exported: Program, raw: Any) -> float:
 def _examples(model: LoadedModel) -> tuple[Tensor, ...]:
     """Return the inputs to trace with: no samples, because a traced program may keep them."""
     if isinstance(model.inputs, Table):
-        return _example_rows(model.inputs)
+        return tuple(parts_of(model.inputs).values())
     # of texts ones, because the token 0 may stand for padding
     return (torch.full((2, *model.shape), int(model.inputs.ragged), dtype=model.inputs.dtype),)
 
@@ -431,7 +418,7 @@ def _onnx(model: LoadedModel, file: Path) -> Program:
     program = _traced(model)
     names, table = ["input"], model.inputs
     if isinstance(table, Table):
-        names = part_names(table)
+        names = list(parts_of(table))
     with _quiet():
         try:
             made = torch.onnx.export(

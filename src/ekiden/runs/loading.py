@@ -66,13 +66,14 @@ def load_model(
     run = _Opened.of(path_of(folder), network)
     name = f"personal/{client}.safetensors" if client else "model.safetensors"
     _check_there(run, name, client)
-    build = run.build.own if client else run.build
+    build: Callable[[], nn.Module] = run.build
+    about = dict(run.config)
+    if client:
+        build, about["recalibration"] = run.build.own, None
     # if the user's own network is needed, this says so before anything is read
     own = build()
     weights = read_model(run.folder, name, lambda: own)
-    return wrapped(
-        as_module(build, weights), {**run.config, **({"recalibration": None} if client else {})}
-    )
+    return wrapped(as_module(build, weights), about)
 
 
 def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = None) -> Result:

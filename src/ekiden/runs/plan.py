@@ -180,8 +180,8 @@ class Plan(Checked, Generic[M]):
         """Return what a run folder says about the plan; one from Python has an origin of data
         instead.
         """
-        if (folder / "config.json").exists() and "plan" not in (config := read_config(folder)):
-            return {name: value for name, value in config.items() if name in config.get("own", ())}
+        if (folder / "config.json").exists() and "plan" not in read_config(folder):
+            return {}
         return {"plan": {name: value for name, value in self.to_json().items() if name != "recipe"}}
 
     def to_json(self) -> dict[str, Any]:
@@ -272,7 +272,11 @@ def go_on_with(folder: Path, data: Sequence[str] = (), laps: int | None = None) 
     if data:
         plan = plan_in(config, folder)
         places, one = tuple(map(located_silo, data)), located(data[0])
-        plan = replace(plan, silos=places) if plan.silos else replace(plan, data=one)
+        if plan.silos:
+            one = plan.data
+        else:
+            places = ()
+        plan = replace(plan, silos=places, data=one)
         held = plan.federation()
         check_same_data(config, recipe.method, held, folder)
         if json.loads(json.dumps(held.dataset.inputs.to_json())) != config["inputs"]:
@@ -311,13 +315,15 @@ def _data_in(config: Mapping[str, Any]) -> Plan[Method]:
     origin = Origin.from_json(config.get("origin", {}))
     if not origin.kept:
         raise UserError(f"{in_memory(config)}: give them again, {GIVE_AGAIN}")
+    if origin.silos:
+        origin = replace(origin, partition="auto", clients=None)
     # the network may be of the session only
     return Plan(
         replace(recipe_of(config["recipe"]), model="auto"),
         data=origin.data or "digits",
         silos=origin.silos,
-        partition="auto" if origin.silos else origin.partition,
-        clients=None if origin.silos else origin.clients,
+        partition=origin.partition,
+        clients=origin.clients,
         size=origin.size,
         without=",".join(origin.without),
         val_fraction=origin.val_fraction,
@@ -395,14 +401,8 @@ def plan_of(method: str, values: Mapping[str, Any]) -> Plan[Method]:
     )
     plan = made(Plan, of(Plan) | parts | {"recipe": recipe})
     places = tuple(map(located_silo, plan.silos))
-    plan = replace(
-        plan, data=outside.located(plan.data), silos=places, reading=plan.reading.located()
-    )
-    if plan.recipe.model != "auto":
-        models.check_name(plan.recipe.model)
-    if plan.partition != "auto":
-        parse(plan.partition)
-    return plan
+    data, columns = outside.located(plan.data), plan.reading.located()
+    return replace(plan, data=data, silos=places, reading=columns)
 
 
 @cache

@@ -167,9 +167,7 @@ def _again(
     about: Mapping[str, str],
 ) -> api.Result:
     """Make the run again among `clients`, if nothing else has changed."""
-    folder = Path(out) if out else run.folder.with_name(f"{run.folder.resolve().name}-{suffix}")
-    if folder.exists():
-        raise UserError(f"{folder} exists already: delete it, or choose another folder by --out")
+    folder = new_folder(run.folder, out, suffix)
     before, data = run.among(held, run.clients), run.among(held, clients)
     if different := data_differences(run.folder, held_by(before.clients)):
         raise UserError(
@@ -185,6 +183,14 @@ def _again(
             folder, data, about=noted
         )
     return rerun(run.config, recipe, data, network, api.How(folder=folder, config=noted))
+
+
+def new_folder(before: Path, out: str | os.PathLike[str] | None, suffix: str) -> Path:
+    """Return the folder of a run that is made again; by default it is next to the first one."""
+    folder = Path(out or before.with_name(f"{before.resolve().name}-{suffix}"))
+    if folder.exists():
+        raise UserError(f"{folder} exists already: delete it, or choose another folder by --out")
+    return folder
 
 
 def _check_network(run: _Before, data: FederatedData, network: ModelSource | None) -> None:

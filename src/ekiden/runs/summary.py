@@ -187,8 +187,9 @@ def compared(summaries: Iterable[Summary], devices: Devices | None = None) -> li
 
 def _mean(values: Iterable[float | None]) -> float | None:
     """Return the mean of the values that are known; None if there are none."""
-    numbers = [value for value in values if value is not None]
-    return mean(numbers) if numbers else None
+    if numbers := [value for value in values if value is not None]:
+        return mean(numbers)
+    return None
 
 
 def grouped(summaries: Iterable[Summary]) -> dict[str, dict[int, Summary]]:
@@ -237,7 +238,9 @@ def partition(config: Mapping[str, Any]) -> str:
     # owners in the data have names
     if clients != [f"client-{k}" for k in range(len(clients))]:
         return "natural"
-    return "dirichlet:0.5" if named else given
+    if named:
+        return "dirichlet:0.5"
+    return given
 
 
 def imbalance(run: Summary) -> str:
@@ -291,7 +294,9 @@ def metric_of(run: Summary, key: str) -> Metric:
     metric.
     """
     known = {metric.name for metric in task_in(run.config).metrics}
-    return metric_named(run.config, key) if key in known else headline(run)
+    if key in known:
+        return metric_named(run.config, key)
+    return headline(run)
 
 
 def about(run: Summary) -> str:

@@ -232,7 +232,9 @@ def check(names: Sequence[str], folder: Path | None) -> None:
 def check_names(trackers: Sequence[str], clients: Iterable[str]) -> None:
     """Refuse clients whose metrics MLflow would write under one name."""
     known: dict[str, str] = {}
-    for name in clients if "mlflow" in trackers else ():
+    if "mlflow" not in trackers:
+        return
+    for name in clients:
         if (other := known.setdefault(_allowed(name), name)) != name:
             raise UserError(
                 f"mlflow writes {other!r} and {name!r} as one name: give clients names that differ "
