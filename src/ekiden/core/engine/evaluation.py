@@ -234,14 +234,16 @@ class TestSet:
                 [(part, None) for part in parts],
                 torch.cat([c.test.rows for c in clients]),
             )
-        each = [self.scores(m, personal=True, full=full) for m in personal]
-        if not personal:
-            assert model is not None
-            each = [self.scores(model, full=full)]
-        many = len(clients) > _MOST_CLIENTS_EACH_TIME and not (last or personal)
-        rows: list[Tensor | None] = [] if many else [c.test.rows for c in clients]
-        served = [*zip(each if personal else each * len(rows), rows, strict=True)]
-        return each, served, torch.arange(len(self.data.dataset.test))
+        places = torch.arange(len(self.data.dataset.test))
+        if personal:
+            each = [self.scores(m, personal=True, full=full) for m in personal]
+            return each, [(s, c.test.rows) for s, c in zip(each, clients, strict=True)], places
+        assert model is not None
+        one = self.scores(model, full=full)
+        if len(clients) > _MOST_CLIENTS_EACH_TIME and not last:
+            # each client's rows may have to be read from files
+            return [one], [], places
+        return [one], [(one, c.test.rows) for c in clients], places
 
     def _by_client(
         self, served: Sequence[tuple[Scores, Tensor | None]]
@@ -432,7 +434,10 @@ def diverged(losses: Sequence[float], guess: float, *, personal: bool) -> bool:
     known = [loss for loss in losses if not isnan(loss)]
     if not known:
         return False
-    return (sum(known) / len(known) if personal else min(known)) > max(_LEAST, _FAR * guess)
+    decides = min(known)
+    if personal:
+        decides = sum(known) / len(known)
+    return decides > max(_LEAST, _FAR * guess)
 
 
 def divergence(row: Mapping[str, Any], guess: float, lr: float | None) -> str:

@@ -151,11 +151,9 @@ class Simulation(Transport):
         # A process that died between writing the state and `settle` left values behind at any
         # client.
         folder = start.folder
-        self._touched = (
-            {path.name for path in folder.iterdir()}
-            if folder is not None and folder.exists()
-            else set()
-        )
+        self._touched: set[str] = set()
+        if folder is not None and folder.exists():
+            self._touched = {path.name for path in folder.iterdir()}
         self._written = dict(start.written or {})
         if start.written is None:
             self._written = {client: str(self._store(client).written) for client in self._touched}

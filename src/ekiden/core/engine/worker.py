@@ -154,8 +154,8 @@ class Worker:
             module: the run's network, with any values; made here if None.
         """
         torch.set_num_threads(setup.hardware.threads)
-        keep_freed_memory()
         # in every process that computes
+        keep_freed_memory()
         device = torch.device(setup.hardware.device)
         if device.type == "cuda":
             if device.index:

@@ -316,11 +316,8 @@ def cnn_signal(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     length works.
     """
     layers: list[nn.Module] = [Channels()]
-    for inputs, outputs, kernel in (
-        (shape[0] if len(shape) == 2 else 1, 32, 7),
-        (32, 64, 5),
-        (64, 64, 3),
-    ):
+    channels = shape[0] if len(shape) == 2 else 1
+    for inputs, outputs, kernel in ((channels, 32, 7), (32, 64, 5), (64, 64, 3)):
         conv = nn.Conv1d(inputs, outputs, kernel, stride=2, padding=kernel // 2)
         layers += [conv, nn.GroupNorm(8, outputs), nn.ReLU()]
     return SplitNetwork(
@@ -467,10 +464,8 @@ def _gaussian(
     for down in range(-2, 3):
         for over in range(-2, 3):
             v, h = (y + 2 * math.pi * down)[:, None], x + 2 * math.pi * over
-            along, across = (
-                h * math.cos(turn) + v * math.sin(turn) - shift,
-                v * math.cos(turn) - h * math.sin(turn),
-            )
+            along = h * math.cos(turn) + v * math.sin(turn) - shift
+            across = v * math.cos(turn) - h * math.sin(turn)
             total += torch.exp(-(sigma**2) / 2 * (along**2 + (across * slant) ** 2))
     return total
 
@@ -528,15 +523,15 @@ def dead_leaves(count: int, shape: tuple[int, ...]) -> Tensor:
     for _ in range(30):
         # density as r^-3
         radius = 0.06 * min(height, width) * (some(1, 1) * 35 / 36 + 1 / 36).rsqrt()
-        right, down, turn = (
-            x - some(1, 1) * width,
-            y[:, None] - some(1, 1) * height,
-            some(1, 1) * math.pi,
-        )
+        right = x - some(1, 1) * width
+        down = y[:, None] - some(1, 1) * height
+        turn = some(1, 1) * math.pi
         along = right * turn.cos() + down * turn.sin()
         across = (down * turn.cos() - right * turn.sin()) / (0.4 + 0.6 * some(1, 1))
         cover = (radius - (along**2 + across**2).sqrt() + 0.5).clamp(0, 1)[:, None]
-        colour = some(1, 1, 1) + (0.25 * (some(channels, 1, 1) - 0.5) if channels > 1 else 0)
+        colour = some(1, 1, 1)
+        if channels > 1:
+            colour = colour + 0.25 * (some(channels, 1, 1) - 0.5)
         shade = (1 + 0.5 * (some(1, 1) - 0.5) * along / radius.clamp(min=1)).clamp(0.3, 1.7)[
             :, None
         ]

@@ -338,10 +338,10 @@ def from_timm(source: str, shape: tuple[int, ...], classes: int) -> SplitNetwork
 def _width(features: nn.Module, shape: tuple[int, ...], name: str) -> int:
     """Return the number of features, found by running the network on one sample."""
     was_training = features.training
-    tokens = len(shape) == 1
-    x = torch.zeros(
-        1, *(min(shape[0], 4),) if tokens else shape, dtype=torch.int64 if tokens else torch.float32
-    )
+    x = torch.zeros(1, *shape)
+    # tokens
+    if len(shape) == 1:
+        x = x[:, :4].long()
     try:
         with torch.no_grad():
             return int(features.eval()(x).shape[1])

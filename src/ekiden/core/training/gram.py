@@ -30,10 +30,7 @@ _ROWS = 1024
 # columns of the Gram matrix that are computed together
 _STRIPE = 256
 # float64 adds them up; it is exact up to 2^53
-_MOST = {
-    torch.int32: 2**31 - 1,
-    torch.int64: 2**53 - 1,
-}
+_MOST = {torch.int32: 2**31 - 1, torch.int64: 2**53 - 1}
 
 
 class Rounding(NamedTuple):
@@ -479,9 +476,9 @@ class _Gram:
     """
 
     def __init__(self, width: int, device: torch.device | str, largest: int) -> None:
-        self.kind, self._precision = (
-            (torch.int32, torch.float32) if largest <= LARGEST else (torch.int64, torch.float64)
-        )
+        self.kind, self._precision = torch.int32, torch.float32
+        if largest > LARGEST:
+            self.kind, self._precision = torch.int64, torch.float64
         self._largest = largest
         self._total = torch.zeros(width, width, dtype=torch.float64, device=device)
 

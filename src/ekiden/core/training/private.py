@@ -234,11 +234,9 @@ def epsilon_of_gaussian(ratio: float, delta: float) -> float:
 
     if not tells_more(0):
         return 0.0
+    low = 0.0
     # above it Φ(μ/2 - ε/μ) is less than δ
-    low, high = (
-        0.0,
-        ratio * (ratio / 2 + math.sqrt(-2 * math.log(delta))),
-    )
+    high = ratio * (ratio / 2 + math.sqrt(-2 * math.log(delta)))
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
         if tells_more(middle):
@@ -623,12 +621,13 @@ class Release:
         counts.
         """
         square = bound(self.dp, width)
-        each = (math.sqrt(square * (square + min(square, LARGEST**2)) / 2), math.sqrt(square), 1.0)
-        found = [
+        products = math.sqrt(square * (square + min(square, LARGEST**2)) / 2)
+        norms = (products, math.sqrt(square), 1.0)
+        first, second, third = (
             self._deviation(norm, share, self.dp.honest, width)
-            for norm, share in zip(each, _SHARES, strict=True)
-        ]
-        return found[0], found[1], found[2]
+            for norm, share in zip(norms, _SHARES, strict=True)
+        )
+        return first, second, third
 
     def _deviation(self, norm: float, share: float, honest: int, width: int) -> int:
         """Return σ of one of `honest` clients whose noise together hides a part of this norm with
@@ -649,11 +648,9 @@ class Release:
         Features are clipped as with `clip` = 1, so that the mean has its full length. The client
         alone adds all of its noise. Numbers of samples are not secret.
         """
-        square, total, n = (
-            bound(replace(self.dp, clip=1.0), width),
-            torch.zeros(width, dtype=torch.int64),
-            0,
-        )
+        square = bound(replace(self.dp, clip=1.0), width)
+        total = torch.zeros(width, dtype=torch.int64)
+        n = 0
         for phi, _ in blocks:
             total += centred_clipped(phi, square).sum(0).long().cpu()
             n += len(phi)
