@@ -672,11 +672,7 @@ def _written(stamps: NDArray[np.int64], zoned: bool) -> str:
 
 def is_text(kind: Any) -> bool:
     """Return whether an Arrow type is that of text."""
-    import pyarrow as pa
-
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view"
-    )
+    return str(kind) in ("string", "large_string", "string_view")
 
 
 def _strings(column: Any) -> Any:

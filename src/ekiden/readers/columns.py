@@ -122,9 +122,11 @@ class Reading(Checked):
                     f"column {min(named)!r} is in --{flag} and in --drop-columns: leave it out of "
                     "one"
                 )
-        own = (self.image_column, self.text_column, self.array_column, *self.label_column)
-        own = (*own, self.group_column, self.subject_column, self.time_column)
-        if twice := named_twice([*filter(None, own)]):
+        own = self.named
+        if self.domain_column:
+            # a silo may be a domain of its own
+            own.remove(self.domain_column)
+        if twice := named_twice(own):
             raise UserError(
                 f"column {twice!r} cannot be two things: give the name of each column once"
             )
@@ -195,6 +197,13 @@ class Reading(Checked):
         return replace(self, augment_crop=0, augment_flip=False, augment_rotation=0.0)
 
     @property
+    def named(self) -> list[str]:
+        """Return the columns that are named for what they mean."""
+        samples = (self.image_column, self.text_column, self.array_column)
+        owners = (self.group_column, self.domain_column, self.subject_column, self.time_column)
+        return [*filter(None, (*samples, *owners)), *self.label_column]
+
+    @property
     def names_columns(self) -> bool:
         """Return whether any column is named."""
         return any(getattr(self, name) for name in _names_of_columns())
@@ -203,15 +212,12 @@ class Reading(Checked):
         """Return these options with the tokenizer of the trained model, unless another was
         named.
         """
-        folder = model.removeprefix("hf:")
-        if (
-            not self.text_column
-            or self.tokenizer
-            or folder in (model, "")
-            or not Path(folder).expanduser().is_dir()
-        ):
-            return self
-        return replace(self, tokenizer=str(Path(folder).expanduser().absolute()))
+        scheme, _, name = model.partition(":")
+        folder = Path(name).expanduser()
+        open_ = self.text_column and not self.tokenizer
+        if open_ and scheme == "hf" and name and folder.is_dir():
+            return replace(self, tokenizer=str(folder.absolute()))
+        return self
 
     def images(self, size: int | None) -> Images:
         """Return what images become."""
@@ -322,18 +328,15 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
 
 def _check_names(table: Any, source: str, reading: Reading) -> None:
     """Refuse columns that are named and not there; another silo may have those to leave out."""
-    named = (reading.image_column, reading.text_column, reading.array_column, reading.group_column)
-    owners = (reading.domain_column, reading.subject_column, reading.time_column)
-    for name in (*named, *owners, *reading.label_column, *reading.feature_columns):
-        if name and name not in table.column_names:
+    for name in (*reading.named, *reading.feature_columns):
+        if name not in table.column_names:
             raise unknown(f"column of {source}", name, table.column_names)
     marked = [mark.partition("=")[0] for mark in reading.missing if "=" in mark]
     others = {*table.column_names} - {*reading.drop_columns}
     for name in dict.fromkeys((*reading.drop_columns, *marked)):
         if name not in table.column_names:
-            near = nearest(name, others, n=1, cutoff=0.8)
             hint = f"it has {', '.join(table.column_names)}"
-            if near:
+            if near := nearest(name, others, n=1, cutoff=0.8):
                 hint = f"did you mean {near[0]!r}?"
             tell(
                 f"{source} has no column {name!r}, which is named to leave it out or its marks: "

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from csv import reader as csv_reader
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -47,21 +48,13 @@ def arrow(source: Any, what: str) -> Any:
     if isinstance(source, str | Path):
         table = _file(Path(source).expanduser())
     else:
-        reader = _of_columns if isinstance(source, dict) else _reader(source)
+        reader = _reader(source)
+        if isinstance(source, dict):
+            reader = partial(_of_columns, what=what)
         if reader is None:
             kind = type(source).__name__
             raise UserError(
                 f"{what} cannot be of type {kind}: give a path, a frame or a dict of columns"
-            )
-        odd = (
-            [name for name, held in source.items() if getattr(held, "ndim", 1) > 1]
-            if reader is _of_columns
-            else []
-        )
-        if odd:
-            raise UserError(
-                f"{odd[0]!r} of {what} is an array, not a column: give arrays as a pair, (inputs, "
-                "labels)"
             )
         try:
             table = reader(source)
@@ -92,13 +85,18 @@ def first(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0][:160]
 
 
-def _of_columns(columns: dict[str, Any]) -> Any:
+def _of_columns(columns: dict[str, Any], what: str) -> Any:
     import pyarrow as pa
 
-    plain = {
-        name: values.tolist() if type(values).__name__ == "Tensor" else values
-        for name, values in columns.items()
-    }
+    plain = dict(columns)
+    for name, values in columns.items():
+        if getattr(values, "ndim", 1) > 1:
+            raise UserError(
+                f"{name!r} of {what} is an array, not a column: give arrays as a pair, (inputs, "
+                "labels)"
+            )
+        if type(values).__name__ == "Tensor":
+            plain[name] = values.tolist()
     return pa.table(plain)
 
 
@@ -120,13 +118,11 @@ def _of_hub(source: Any) -> Any:
             "the transform of a data set of Hugging Face (set_transform) is not applied: use map "
             "instead"
         )
-    table = (
-        source.with_format("arrow")[:]
-        if hasattr(source, "num_rows")
-        else pa.Table.from_pylist(list(source))
-    )
-    known = source.features is not None and table.num_rows
-    return table.replace_schema_metadata(source.features.arrow_schema.metadata) if known else table
+    whole = hasattr(source, "num_rows")
+    table = source.with_format("arrow")[:] if whole else pa.Table.from_pylist(list(source))
+    if source.features is None or not table.num_rows:
+        return table
+    return table.replace_schema_metadata(source.features.arrow_schema.metadata)
 
 
 _READERS: dict[tuple[str, str], Callable[[Any], Any]] = {
@@ -213,11 +209,11 @@ def parquet(path: Path) -> Iterator[Any]:
 
     with pq.ParquetFile(path) as file:
         about = file.metadata
-        groups = [about.row_group(place) for place in range(about.num_row_groups)]
-        values = sum(
-            group.column(place).num_values for group in groups for place in range(group.num_columns)
-        )
-        if values > _MOST_VALUES or sum(group.total_byte_size for group in groups) > _MOST_BYTES:
+        values = size = 0
+        for group in map(about.row_group, range(about.num_row_groups)):
+            values += sum(group.column(place).num_values for place in range(group.num_columns))
+            size += group.total_byte_size
+        if values > _MOST_VALUES or size > _MOST_BYTES:
             raise UserError(
                 f"{path} says that it holds {values:,} values, {_MOST_VALUES:,} and "
                 f"{_MOST_BYTES >> 30} GB are read at most: write it in parts"

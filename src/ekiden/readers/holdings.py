@@ -120,13 +120,12 @@ def files_below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
 
 def no_image(folder: Path) -> str:
     """Return what a folder holds in which there is no image, for a message."""
-    there = list(files_below(folder))
-    if not there:
+    kinds = Counter(file.suffix.lower() or "none" for file in files_below(folder))
+    if not kinds:
         return "it has no files"
-    kinds = Counter(p.suffix.lower() or "none" for p in there).most_common(3)
     return (
-        f"the extensions of its {counted(len(there), 'file')} "
-        f"({', '.join(kind for kind, _ in kinds)}) are none of "
+        f"the extensions of its {counted(kinds.total(), 'file')} "
+        f"({', '.join(dict(kinds.most_common(3)))}) are none of "
         f'{", ".join(sorted(SUFFIXES))}, and no file is DICOM by its header, "DICM" at byte 128'
     )
 
@@ -211,10 +210,10 @@ def read(root: Path, reading: Reading) -> Raw:
             f"{root} must hold {kind.words} in class folders (cat/1.png) or all in domain/class "
             f"folders (photo/cat/1.png); found {len(found)} {kind.words} {where}."
         )
-    parts = [name.split("/") for name, _ in found]
+    folders = np.array([name.split("/")[:-1] for name, _ in found])
     domain = None
     if levels == {2}:
-        domain = np.array([first for first, *_ in parts])
+        domain = folders[:, 0]
         named = {name for name in np.unique(domain).tolist() if name.lower() in PARTS}
         if len(named) > 1:
             raise UserError(
@@ -226,25 +225,20 @@ def read(root: Path, reading: Reading) -> Raw:
             f"{counted(left.total(), 'file')} below {root} not read as {kind.words} "
             f"({listed(left)})"
         )
-    files_ = [file for _, file in found]
-    label = np.array([part[-2] for part in parts])
-    return Raw(str(root), files_, label, domain, kind=kind)
+    return Raw(str(root), [file for _, file in found], folders[:, -1], domain, kind=kind)
 
 
 def check_class_folders(parts: Sequence[Path], reading: Reading) -> None:
     """Refuse folders of tables, and a class or domain without any image: its name would vanish."""
     folders = [part for part in parts if part.is_dir()]
-    images = [name.split("/")[:-1] for part in folders for name, _ in walked(part, reading)[0]]
-    tables = [
-        path.name
-        for part in folders
-        for path in sorted(part.glob("*"))
-        if path.suffix in frames.SUFFIXES
-    ]
+    images, tables = list[list[str]](), list[str]()
+    for part in folders:
+        images += [name.split("/")[:-1] for name, _ in walked(part, reading)[0]]
+        tables += [path.name for path in part.iterdir() if path.suffix in frames.SUFFIXES]
     if tables and not images:
         raise UserError(
-            f"{folders[0]} is a folder of tables ({tables[0]}, ...): name one of them, or give the "
-            "folder as --silos if each is a silo"
+            f"{folders[0]} is a folder of tables ({min(tables)}, ...): name one of them, or give "
+            "the folder as --silos if each is a silo"
         )
     depth = max((len(above) for above in images), default=0)
     for level in range(depth):
@@ -380,14 +374,8 @@ def _array(part: Any, what: str) -> Any:
         raise UserError(
             f"{what} holds values that are not numbers: give numbers, or name the columns to use"
         )
-    foreign = (
-        not array.dtype.isnative
-        or any(stride < 0 for stride in array.strides)
-        or not array.flags.writeable
-    )
-    if foreign:
-        return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
-    return array
+    # as tensors need it; not copied if it is
+    return np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
 
 
 def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:

@@ -100,15 +100,13 @@ class DealtUnits:
 
     def rows(self, units: Rows) -> Rows:
         """Return the rows of these units."""
-        if not self.whole:
-            return self._rows[units]
-        found = [self._rows[self._starts[u] : self._starts[u + 1]] for u in units]
-        return np.concatenate([np.empty(0, np.int64), *found])
+        sizes = self.sizes[units]
+        # of the first row of each unit, counted from where its rows begin in the result
+        first = self._starts[units] - (sizes.cumsum() - sizes)
+        return self._rows[np.repeat(first, sizes) + np.arange(sizes.sum())]
 
     def commonest(self, labels: Rows) -> Rows:
         """Return the commonest label of each unit's rows, the smallest of several."""
-        if not self.whole:
-            return labels
         kinds, codes = np.unique(labels, return_inverse=True)
         pairs, times = np.unique(self._unit * len(kinds) + codes, return_counts=True)
         unit, kind = np.divmod(pairs, len(kinds))
@@ -123,6 +121,10 @@ class DealtUnits:
         after = np.searchsorted(ends, cuts)
         before = np.maximum(after - 1, 0)
         return np.split(units, np.where(cuts - ends[before] < ends[after] - cuts, before, after))
+
+    def dealt(self, parts: int, rng: np.random.Generator) -> list[Rows]:
+        """Return the rows of equal parts of shuffled units."""
+        return [*map(self.rows, self.even(rng.permutation(self.count), parts))]
 
     def even(self, units: Rows, parts: int) -> list[Rows]:
         """Deal units in their order to equal parts: cut single rows, and give subjects to the

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
+from itertools import chain
 from math import sqrt
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 
 from ekiden.core.base.checks import CountOrZero, NonNegative, Range, made
 from ekiden.core.base.errors import UserError
@@ -37,11 +37,12 @@ class ColumnMoments:
     @staticmethod
     def of(values: Numbers, what: str) -> "ColumnMoments":
         """Return the moments of (n,) float64 values."""
-        low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
+        if not len(values):
+            return ColumnMoments()
+        low, high = float(values.min()), float(values.max())
         if max(-low, high) > LARGEST:
-            raise UserError(
-                f"{what} holds {low if -low > high else high:g}: no number may be above {LARGEST:g}"
-            )
+            most = max(low, high, key=abs)
+            raise UserError(f"{what} holds {most:g}: no number may be above {LARGEST:g}")
         if low == high:
             return ColumnMoments(len(values), low)
         mean = float(values.mean())
@@ -64,18 +65,20 @@ class ColumnMoments:
         if not count:
             return ColumnMoments()
         mean = sum((part.count * Fraction(part.mean) for part in told), Fraction()) / count
-        squares = (
-            Fraction(part.squares) + part.count * (Fraction(part.mean) - mean) ** 2 for part in told
-        )
-        return ColumnMoments(count, float(mean), float(sum(squares, Fraction())))
+        squares = Fraction()
+        for part in told:
+            squares += Fraction(part.squares) + part.count * (Fraction(part.mean) - mean) ** 2
+        return ColumnMoments(count, float(mean), float(squares))
 
     @property
     def deviation(self) -> float:
         """Return the standard deviation; 0 if the values differ by rounding errors only, or there
         are none.
         """
-        std = sqrt(self.squares / self.count) if self.count else 0.0
-        return std if std > 2 * float(np.finfo(np.float64).eps) * abs(self.mean) else 0.0
+        std = sqrt(self.squares / max(self.count, 1))
+        if std > 2 * float(np.finfo(np.float64).eps) * abs(self.mean):
+            return std
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -110,32 +113,27 @@ class ColumnSums:
     @property
     def least_rows(self) -> int:
         """Return a number of rows that the silo has at least."""
-        numbers = [
-            moments.count + self.missing.get(name, 0) for name, moments in self.moments.items()
-        ]
-        return max(
-            [*numbers, *(sum(each.values()) for each in (*self.categories.values(), self.classes))],
-            default=0,
-        )
+        least = sum(self.classes.values())
+        for name, moments in self.moments.items():
+            least = max(least, moments.count + self.missing.get(name, 0))
+        for categories in self.categories.values():
+            least = max(least, sum(categories.values()))
+        return least
 
     @staticmethod
     def together(told: Sequence["ColumnSums"]) -> "ColumnSums":
         """Return the sums of all silos, the same in any order of them."""
         first = told[0]
-        return ColumnSums(
-            {
-                name: ColumnMoments.together([one.moments[name] for one in told])
-                for name in first.moments
-            },
-            {name: sum(one.missing[name] for one in told) for name in first.missing},
-            {
-                name: counted_together([one.categories[name] for one in told])
-                for name in first.categories
-            },
-            first.dates,
-            tuple(sorted({mark for one in told for mark in one.marks})),
-            classes=counted_together([one.classes for one in told]),
-        )
+        moments = dict[str, ColumnMoments]()
+        for name in first.moments:
+            moments[name] = ColumnMoments.together([one.moments[name] for one in told])
+        categories = dict[str, dict[str, int]]()
+        for name in first.categories:
+            categories[name] = counted_together([one.categories[name] for one in told])
+        missing = counted_together([one.missing for one in told])
+        marks = tuple(sorted(set(chain.from_iterable(one.marks for one in told))))
+        classes = counted_together([one.classes for one in told])
+        return ColumnSums(moments, missing, categories, first.dates, marks, classes=classes)
 
     def to_json(self) -> str:
         """Return the sums as text, the same text for the same sums."""
@@ -219,29 +217,35 @@ def told_by(client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -
         return ColumnMoments.of(values, what)
 
     labels, table = client.train.y, Table.of(dataset.inputs)
-    rows = client.train.x.numpy() if table.numeric or table.categorical else np.empty((0, 0))
+    rows = np.empty((0, 0))
+    if table.numeric or table.categorical:
+        rows = client.train.x.numpy()
     for place, name in enumerate(table.numeric):
         present = rows[~np.isnan(rows[:, place]), place]
-        gaps = len(rows) - len(present)
         moments[name] = told(present, f"column {name!r}")
-        missing[name] = gaps if gaps >= least else 0
+        missing[name] = len(rows) - len(present)
+        if missing[name] < least:
+            missing[name] = 0
+
+    def counted(codes: Numbers, names: Sequence[str]) -> dict[str, int]:
+        counts = np.bincount(codes.astype(np.int64), minlength=len(names)).tolist()
+        return {name: n for name, n in zip(names, counts, strict=True) if n >= least}
+
     for place, (name, known) in enumerate(
         zip(table.categorical, table.vocabularies, strict=True), len(table.numeric)
     ):
-        counts = np.bincount(rows[:, place].astype(np.int64), minlength=len(known) + 1)
-        categories[name] = {
-            known[code - 1]: int(n) for code, n in enumerate(counts) if code and n >= least
-        }
+        categories[name] = counted(rows[:, place] - 1, known)
     if isinstance(dataset.task, ScaledTask):
-        y = dataset.task.measured(labels).numpy()
-        moments |= {
-            target(n): told(y[:, k], f"the label {n!r}") for k, n in enumerate(dataset.classes)
-        }
+        for name, values in zip(
+            dataset.classes, dataset.task.measured(labels).numpy().T, strict=True
+        ):
+            moments[target(name)] = told(values, f"the label {name!r}")
     classes: dict[str, int] = {}
     if isinstance(dataset.task, Classification):
-        held = torch.bincount(labels, minlength=len(dataset.classes)).tolist()
-        classes = {name: n for name, n in zip(dataset.classes, held, strict=True) if n >= least}
-    followed = Followed.of(labels.double().numpy(), times, least) if times else None
+        classes = counted(labels.numpy(), dataset.classes)
+    followed = None
+    if times:
+        followed = Followed.of(labels.double().numpy(), times, least)
     return ColumnSums(
         moments,
         missing,

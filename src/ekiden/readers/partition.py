@@ -218,8 +218,7 @@ class Iid:
     """Shuffled rows in even parts, as in the `IidPartitioner` of flwr-datasets."""
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
-        units = DealtUnits(dataset.train)
-        return [units.rows(part) for part in units.even(rng.permutation(units.count), clients)]
+        return DealtUnits(dataset.train).dealt(clients, rng)
 
     def __str__(self) -> str:
         return "iid"
@@ -335,8 +334,7 @@ class Domains:
         """Divide the rows of a domain."""
         if self.skew:
             return self.skew.deal(dataset, rows, parts, rng)
-        units = DealtUnits(dataset.train, rows)
-        return [units.rows(part) for part in units.even(rng.permutation(units.count), parts)]
+        return DealtUnits(dataset.train, rows).dealt(parts, rng)
 
     def names(self, dataset: Dataset) -> tuple[str, ...]:
         """Return the domains in the order in which clients take them.
@@ -424,22 +422,23 @@ class Natural:
                 f"{clients} clients are more than the {len(sizes)} natural owners: take at most "
                 f"{len(sizes)}."
             )
-        owners = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
+        owners = cut(np.argsort(owner, kind="stable"), sizes)
         deal = np.arange(clients)
         if clients < len(sizes):
             deal = rng.permutation(len(sizes))
-        dealt = [deal[k::clients].tolist() for k in range(clients)]
-        if clients < len(sizes) and dataset.groups:
-            held = []
-            for k, each in enumerate(dealt):
-                names = listed(dataset.groups[owner] for owner in each)
+        found, held = list[Rows](), list[str]()
+        for k in range(clients):
+            dealt = deal[k::clients].tolist()
+            found.append(rng.permutation(np.concatenate([owners[owner] for owner in dealt])))
+            if dataset.groups:
+                names = listed(dataset.groups[owner] for owner in dealt)
                 held.append(f"client-{k} holds the rows of {names}")
+        if clients < len(sizes) and held:
             tell(
                 f"{clients} clients share {len(sizes)} natural owners: {listed(held, sign='; ')}; "
                 "without --clients each is a client"
             )
-        rows = [np.concatenate([owners[owner] for owner in each]) for each in dealt]
-        return [rng.permutation(each) for each in rows]
+        return found
 
     def __str__(self) -> str:
         return "natural"
@@ -618,13 +617,14 @@ def _unknown_groups(dataset: Dataset, unknown: Tensor, *, everywhere: bool) -> N
 
 
 def _names(dataset: Dataset, partition: Partition, clients: int) -> list[str]:
-    if isinstance(partition, Natural) and dataset.groups and dataset.train.group is not None:
-        owners = np.unique(numpy(dataset.train.group))
+    if isinstance(partition, Domains):
+        domains = partition.names(dataset)
+        if clients == len(domains):
+            return list(domains)
+        return [f"{domains[k % len(domains)]}-{k // len(domains)}" for k in range(clients)]
+    group = dataset.train.group
+    if isinstance(partition, Natural) and dataset.groups and group is not None:
+        owners = np.unique(numpy(group))
         if len(owners) == clients:
             return [dataset.groups[owner] for owner in owners]
-    if not isinstance(partition, Domains):
-        return [f"client-{k}" for k in range(clients)]
-    domains = partition.names(dataset)
-    if clients == len(domains):
-        return list(domains)
-    return [f"{domains[k % len(domains)]}-{k // len(domains)}" for k in range(clients)]
+    return [f"client-{k}" for k in range(clients)]

@@ -168,10 +168,8 @@ class Scaling:
     def __str__(self) -> str:
         if not self.scales:
             return f"training samples of {len(self.classes)} classes"
-        numeric, categorical = map(
-            len, (Table.of(self.table).numeric, Table.of(self.table).categorical)
-        )
-        shown = f"{numeric} columns of numbers, {categorical} of categories"
+        table = Table.of(self.table)
+        shown = f"{len(table.numeric)} columns of numbers, {len(table.categorical)} of categories"
         if self.targets:
             shown += f"; {len(self.targets)} to predict"
         return shown
@@ -257,8 +255,9 @@ def agree_on(
         tuple(sorted(told[0].categories)),
         dates=tuple(sorted(told[0].dates)),
     )
-    table = agree(table, told)
-    known = table if table.numeric or table.categorical else None
+    known = None
+    if columns or told[0].categories:
+        known = agree(table, told)
     if known is None and not any(one.moments or one.classes for one in told):
         raise UserError(
             "no silo counts enough samples of any class: lower min_count in their silo.toml"

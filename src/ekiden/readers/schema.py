@@ -216,23 +216,18 @@ class Schema(Checked):
             )
 
     @cached_property
-    def samples(self) -> list[str]:
+    def samples(self) -> tuple[str, ...]:
         """Return the columns that hold a sample each: texts, images or arrays."""
-        return [name for name, column in self.columns.items() if column.kind in SAMPLES]
+        return self.of_kind(*SAMPLES)
 
     @cached_property
     def features(self) -> tuple[str, ...]:
         """Return the columns of a table that a model gets; none if one column holds the samples."""
-        meant = (*self.label_column, self.subject_column, self.time_column)
-        kinds = ("number", "date", "category")
-        own = [
-            name
-            for name, column in self.columns.items()
-            if column.kind in kinds and name not in meant
-        ]
         if self.samples:
             return ()
-        return tuple(own)
+        meant = (*self.label_column, self.subject_column, self.time_column)
+        own = self.of_kind("number", "date", "category")
+        return tuple(name for name in own if name not in meant)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -255,18 +250,21 @@ class Schema(Checked):
 
     def options(self) -> dict[str, Any]:
         """Return what the schema says about the fields of `Reading`."""
-        marks = tuple(
-            f"{name}={mark}" for name, column in self.columns.items() for mark in column.missing
-        )
-        found = {
-            f"{self.columns[name].kind}_column": name for name in self.samples if name != "image"
-        }
-        found |= {name: getattr(self, name) for name in _ROLES if getattr(self, name) != ("label",)}
+        marks = list[str]()
+        for name, column in self.columns.items():
+            marks += [f"{name}={mark}" for mark in column.missing]
+        found: dict[str, Any] = {}
+        for name in self.samples:
+            if name != "image":
+                found[f"{self.columns[name].kind}_column"] = name
+        for name in _ROLES:
+            if getattr(self, name) != ("label",):
+                found[name] = getattr(self, name)
         categorical = tuple(name for name in self.features if self.columns[name].kind == "category")
         return found | {
             "feature_columns": self.features,
             "categorical_columns": categorical,
-            "missing": marks,
+            "missing": tuple(marks),
         }
 
     def text(self) -> str:
@@ -393,8 +391,10 @@ def violations(
     """
     lacking = [name for name in schema.columns if name not in table.column_names]
     others = [name for name in table.column_names if name not in schema.columns]
-    near = {name: [*nearest(name, others, n=1, cutoff=0.8), ""][0] for name in lacking}
-    found = [Violation(source, name, "is missing", near[name], "") for name in lacking]
+    found = list[Violation]()
+    for name in lacking:
+        near = [*nearest(name, others, n=1, cutoff=0.8), ""]
+        found.append(Violation(source, name, "is missing", near[0], ""))
     check = _Check(
         table, source, schema, writing, names, lambda row: f"{row_text(row)} of {source}"
     )
@@ -506,17 +506,13 @@ class _Check:
         self, name: str, column: Column, which: NDArray[np.bool_], what: str
     ) -> list[Violation]:
         rows = np.flatnonzero(which)
-        values = self.table[name].take(rows).to_pylist()
-        return [
-            Violation(
-                self.where(row),
-                name,
-                what,
-                short(value) if isinstance(value, str) else str(value),
-                column.allows(),
-            )
-            for row, value in zip(rows.tolist(), values, strict=True)
-        ]
+        found = list[Violation]()
+        for row, value in zip(rows.tolist(), self.table[name].take(rows).to_pylist(), strict=True):
+            shown = str(value)
+            if isinstance(value, str):
+                shown = short(value)
+            found.append(Violation(self.where(row), name, what, shown, column.allows()))
+        return found
 
 
 def of_labels(raw: Raw, schema: Schema) -> list[Violation]:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -435,35 +436,23 @@ def _from_hub(name: str, spec: Named) -> tuple[Iterable[memoryview], Callable[[]
     # seconds, and only this function needs it
     import datasets
 
-    splits = [split for split in ("train", spec.test) if split]
+    splits = [*filter(None, ("train", spec.test))]
     try:
         parts = datasets.load_dataset(spec.hub, spec.config, split=splits)
     except Exception as error:  # from the network, the hub or the disk: any kind
         raise UserError(
             f"cannot get {spec.hub!r} from the Hugging Face hub ({frames.first(error)}): {place}."
         ) from error
-    tables = [
-        p.with_format("arrow")[:].replace_schema_metadata(p.features.arrow_schema.metadata)
-        for p in parts
-    ]
+    where = f"the hub's {spec.hub}"
+    tables = [frames.arrow(part, where) for part in parts]
 
     def held() -> list[Holding]:
-        return [
-            Holding(
-                "",
-                *(
-                    samples(table, f"the hub's {spec.hub}", Reading(), spec.columns)
-                    for table in tables
-                ),
-            )
-        ]
+        return [Holding("", *(samples(table, where, Reading(), spec.columns) for table in tables))]
 
-    chunks = (
-        chunk for table in tables for column in table.itercolumns() for chunk in column.chunks
-    )
-    return (
-        memoryview(piece) for chunk in chunks for piece in chunk.buffers() if piece is not None
-    ), held
+    columns = chain.from_iterable(table.itercolumns() for table in tables)
+    chunks = chain.from_iterable(column.chunks for column in columns)
+    pieces = chain.from_iterable(chunk.buffers() for chunk in chunks)
+    return (memoryview(piece) for piece in pieces if piece is not None), held
 
 
 def _digits() -> tuple[Iterable[str], Callable[[], list[Holding]]]:
@@ -565,12 +554,8 @@ def _origin(
     sources: Sequence[Any], names: Sequence[str], task: Task | str | None, how: Reading
 ) -> Origin | None:
     """Return where the silos' data come from, if that are files that the command line can read."""
-    named = not any("=" in name for name in names)
-    if (
-        not named
-        or isinstance(task, Task)
-        or not all(isinstance(source, str | PathLike) for source in sources)
-    ):
+    paths_only = all(isinstance(source, str | PathLike) for source in sources)
+    if isinstance(task, Task) or not paths_only or "=" in "".join(names):
         return None
     paths = {name: Path(source).expanduser() for name, source in zip(names, sources, strict=True)}
     return Origin(silos=written(paths), task=task or "", reading=how.located().chosen())
@@ -580,12 +565,10 @@ def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[s
     """Refuse arguments that do not have one entry for each silo."""
     if isinstance(silos, Mapping):
         raise UserError("the dict of silos has their names: leave out names")
-    one = (
-        isinstance(silos, Sequence)
-        and len(silos) == 2
-        and all(isinstance(s, Tensor | np.ndarray) for s in silos)
-    )
-    if one or isinstance(silos, str) or not isinstance(silos, Sequence):
+    several = isinstance(silos, Sequence) and not isinstance(silos, str)
+    # (inputs, labels) of one silo
+    arrays = several and all(isinstance(one, Tensor | np.ndarray) for one in silos)
+    if not several or (arrays and len(silos) == 2):
         raise UserError(
             "federate needs a list with the samples of each silo, as in [(inputs, labels), "
             "(inputs, labels)]. One table with a column of silos: ekiden.split(ekiden.load(DATA, "

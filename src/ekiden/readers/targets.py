@@ -4,6 +4,7 @@ tensors.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -64,25 +65,20 @@ def targets(
     if isinstance(chosen, Classification):
         return *_classes(raws, like, classes), chosen
     if isinstance(chosen, LanguageModelling) and not chosen.vocabulary and classes is None:
-        chosen = replace(
-            chosen, vocabulary=1 + max(int(max(raw.label.max(), raw.images.max())) for raw in raws)
-        )
+        largest = max(int(max(raw.label.max(), raw.images.max())) for raw in raws)
+        chosen = replace(chosen, vocabulary=1 + largest)
     y = [
         chosen.labels(torch.from_numpy(_numbers(raw, chosen.kind)), len(raw), raw.source)
         for raw in raws
     ]
     if len({part.shape[1:] for part in y}) > 1:
-        shapes = ", ".join(
-            f"{raw.source}: {tuple(part.shape)}" for raw, part in zip(raws, y, strict=True)
-        )
+        each = zip(raws, y, strict=True)
+        shapes = ", ".join(f"{raw.source}: {tuple(part.shape)}" for raw, part in each)
         raise UserError(f"the labels differ in shape ({shapes}): give all samples the same labels")
     if like is not None:
         return y, like.classes, chosen
     if isinstance(chosen, Segmentation) and classes is None:
-        _refuse_gaps(
-            sorted({label for part in y for label in np.unique(part.numpy()).tolist()}),
-            first.source,
-        )
+        _refuse_gaps(np.unique(torch.cat(y).numpy()).tolist(), first.source)
     return y, _outputs(first, torch.cat(y), chosen, classes), chosen
 
 
@@ -148,7 +144,7 @@ def _task_of(raws: Sequence[Raw]) -> Task:
     numbers = all(raw.label.dtype.kind in "iuf" and not raw.classes for raw in raws)
     if not isinstance(task, Classification) or any(pictures) or not numbers:
         return task
-    different = len({value for raw in raws for value in np.unique(raw.label).tolist()})
+    different = len(np.unique(np.concatenate([raw.label for raw in raws])))
     # a score of 0 to 20 may be either; nobody has asked for as many classes without names
     if different > 20:
         shown = "the label"
@@ -256,7 +252,7 @@ def _classes(
             )
         order = parts[0].names
         if any(part.names != order for part in parts):
-            together = set(order).union(*(part.names for part in parts))
+            together = set(chain.from_iterable(part.names for part in parts))
             order = tuple(sorted(together, key=natural))
     if len(order) < 2 and raws[0].targets and not raws[0].kind.positions:
         raise UserError(

@@ -147,15 +147,15 @@ def natural(name: str) -> tuple[bool, int, str]:
 def _values_of(parts: Sequence[Raw], what: str) -> list[NDArray[Any]] | None:
     """Return these values of each part; None if a part has none."""
     values = [getattr(part, what) for part in parts]
-    return None if any(value is None for value in values) else values
+    if any(value is None for value in values):
+        return None
+    return values
 
 
 def _cut(numbers: NDArray[np.int64], like: Sequence[NDArray[Any]]) -> list[Tensor]:
     """Return numbers of all parts together as numbers of each."""
-    return [
-        torch.from_numpy(part.copy())
-        for part in np.split(numbers, np.cumsum(list(map(len, like)))[:-1])
-    ]
+    ends = np.cumsum([*map(len, like)])[:-1]
+    return [torch.from_numpy(part.copy()) for part in np.split(numbers, ends)]
 
 
 def owners(

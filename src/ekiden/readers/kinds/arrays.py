@@ -57,25 +57,26 @@ class Arrays(Inputs):
     @classmethod
     def of_cells(cls, table: Any, source: str) -> NDArray[np.float32]:
         """Return the numbers (n, ...) of a column of lists, which may be nested."""
+        import pyarrow.compute as pc
+
         name, kind = table.column_names[0], table.schema.types[0]
         if not is_list(kind):
             raise UserError(
                 f"column {name!r} of {source} holds {kind}, not lists of numbers: give lists of "
                 "equal length"
             )
-        rows = table.column(0).to_numpy()
-        lengths = [-1 if row is None else len(row) for row in rows]
-        odd = next((i for i, n in enumerate(lengths) if n != lengths[0] or n < 1), None)
-        if odd is not None:
-            lacks = (
-                "no values"
-                if lengths[odd] < 1
-                else f"{lengths[odd]} values, row 0 has {lengths[0]}"
-            )
+        lengths = np.array(pc.list_value_length(table.column(0)).fill_null(0))
+        odd = (lengths != lengths[0]) | (lengths == 0)
+        if odd.any():
+            row = int(odd.argmax())
+            lacks = "no values"
+            if lengths[row]:
+                lacks = f"{lengths[row]} values, row 0 has {lengths[0]}"
             raise UserError(
-                f"column {name!r} of {source} has {lacks} in {row_text(odd)}: give all lists the "
+                f"column {name!r} of {source} has {lacks} in {row_text(row)}: give all lists the "
                 "same length"
             )
+        rows = table.column(0).to_numpy()
         try:
             found = np.array(
                 [np.stack(row) if row.dtype == object else row for row in rows], dtype=np.float32
@@ -93,11 +94,7 @@ class Arrays(Inputs):
 
 def is_list(kind: Any) -> bool:
     """Return whether an Arrow type is that of lists."""
-    import pyarrow as pa
-
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
+    return str(kind).startswith(("list<", "large_list<", "fixed_size_list<"))
 
 
 def encode(raw: Any, what: str) -> Tensor:
@@ -191,9 +188,10 @@ def with_channels(x: Tensor, what: str) -> Tensor:
 
 def _say_range(parts: Mapping[str, Tensor]) -> None:
     """Say which sources hold floats that are too large for a network to learn from."""
-    floats = {source: x for source, x in parts.items() if x.is_floating_point()}
     large: dict[str, float] = {}
-    for source, x in floats.items():
+    for source, x in parts.items():
+        if not x.is_floating_point():
+            continue
         # pictures and signals are scaled, or have pixels up to 255
         most = 30
         if x.ndim < 4 and x[0].numel() < 64:

@@ -195,10 +195,8 @@ class Notes:
                 f"{self.blank} of {counted(self.files, 'image')} in {source} have pixels that are "
                 "not a number (NaN); these are black"
             )
-        lines += [
-            f"{n} of {counted(self.files, 'image')} in {source} {what}"
-            for what, n in self.doubts.items()
-        ]
+        for what, n in self.doubts.items():
+            lines.append(f"{n} of {counted(self.files, 'image')} in {source} {what}")
         for line in lines:
             tell(line)
 
@@ -209,8 +207,9 @@ def is_encoded(kind: Any) -> bool:
     """
     import pyarrow as pa
 
-    struct = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
-    return bool(struct or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    if pa.types.is_struct(kind):
+        return bool(kind.get_field_index("bytes") >= 0)
+    return str(kind) in ("binary", "large_binary")
 
 
 def holds_files(column: Any) -> bool:
@@ -260,16 +259,16 @@ def sized_masks(label: NDArray[Any], images: Images, source: str) -> NDArray[np.
     the nearest one.
     """
     if images.size:
-        drawn = [Image.fromarray(mask.astype(np.int32)) for mask in label]
-        return np.stack(
-            [np.asarray(_sized(mask, images, Image.Resampling.NEAREST)) for mask in drawn]
-        ).astype(np.int64)
+        sized = list[NDArray[Any]]()
+        for mask in label:
+            drawn = Image.fromarray(mask.astype(np.int32))
+            sized.append(np.asarray(_sized(drawn, images, Image.Resampling.NEAREST)))
+        return np.stack(sized).astype(np.int64)
     if label.dtype == object:
-        sizes = " and ".join(
-            f"{w}x{h}" for h, w in [*dict.fromkeys(mask.shape for mask in label)][:2]
-        )
+        (h, w), (height, width), *_ = dict.fromkeys(mask.shape for mask in label)
         raise UserError(
-            f"masks of {source} differ in size ({sizes}): give one size for all, as --size=32"
+            f"masks of {source} differ in size ({w}x{h} and {width}x{height}): give one size for "
+            "all, as --size=32"
         )
     return label
 
@@ -414,18 +413,16 @@ def _lines_on_silos(
     scans = {silo: [looks[place] for place in places] for silo, places in silos.items()}
     yield from _mixed_scans(scans)
     yield from _odd_spacings(scans, images.size)
+    views = [lambda place: _bits(levels[place]), lambda place: looks[place].taken]
     # grey values among colours are repeated in three channels
-    mixed = channels == 3 and images.colour == "auto"
-    ways = dict[Hashable, list[set[str]]]()
-    for silo, places in silos.items():
-        colours = {_colours(seen) for seen in scans[silo] if mixed}
-        bits = {_bits(levels[place]) for place in places}
-        ways[silo] = [colours, bits, {seen.taken for seen in scans[silo]}]
-    for each in zip(*ways.values(), strict=False):
-        at: dict[str, list[Hashable]] = {}
-        for silo, own in zip(ways, each, strict=True):
+    if channels == 3 and images.colour == "auto":
+        views.insert(0, lambda place: _colours(looks[place]))
+    for view in views:
+        at = dict[str, list[Hashable]]()
+        for silo, places in silos.items():
+            own = set(map(view, places))
             if len(own) == 1:
-                at.setdefault(min(own), []).append(silo)
+                at.setdefault(own.pop(), []).append(silo)
         at.pop("", None)
         if len(at) > 1:
             (one, here), (other, there), *_ = at.items()
