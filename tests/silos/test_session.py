@@ -57,7 +57,6 @@ from ekiden.silos.silo.shelf import Shelf
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust import custody, keys
-from ekiden.silos.trust.custody import Hop
 from ekiden.silos.trust.parcel import Answer, Ask, Hello, pack, unpack
 from ekiden.silos.trust.report import Reported, SiloReport
 from ekiden.silos.trust.sealing import Party
@@ -319,7 +318,7 @@ class Crooked(Silo):
     """A silo that reports something else than it should, and seals and signs that."""
 
     def __init__(
-        self, silo: Silo, kind: str, change: Callable[[Answer, Any], tuple[Answer, Any]]
+        self, silo: Silo, kind: str, change: Callable[[Any, Any], tuple[Any, Any]]
     ) -> None:
         super().__init__(silo._file, named=silo._loaded)
         self._kind, self._change = kind, change
@@ -332,7 +331,7 @@ class Crooked(Silo):
 
         def sealed(party: Party, value: Encoded, *about: Any) -> Any:
             held.append(wire.decode(value.data, Reply))
-            _, changed = self._change(Answer(""), held[0])
+            _, changed = self._change(None, held[0])
             return seal(party, Encoded.of(wire.encode(changed)), *about)
 
         with pytest.MonkeyPatch.context() as patch:
@@ -343,16 +342,8 @@ class Crooked(Silo):
             kind: type[Any] = Hello if self._kind == "hello" else Reported
             said, value = self._change(said, wire.decode(body, kind))
             return pack(said, wire.chunks(value))
-        said, _ = self._change(said, *held or [None])
-        entry = custody.parse(said.record)
-        assert isinstance(entry, Hop)
-        counts: dict[str, Any] = {
-            "size": said.size,
-            "forward": said.forward,
-            "backward": said.backward,
-        }
-        record = custody.signed(replace(entry, **counts), partial(sign, self._file))
-        return pack(replace(said, record=record), (body,))
+        entry, _ = self._change(custody.parse(said.record), *held or [None])
+        return pack(replace(said, record=custody.signed(entry, partial(sign, self._file))), (body,))
 
 
 def with_params(reply: Reply, params: torch.Tensor) -> Reply:
@@ -374,9 +365,9 @@ CROOKED: list[tuple[str, Any, str]] = [
     ("value", lambda a, r: (a, r._replace(weight=1e12)), "training samples, its sender has"),
     ("value", lambda a, r: (a, r._replace(weight=-r.weight)), "training samples, its sender has"),
     ("value", lambda a, r: (a, list(r)), "payload does not hold the Reply"),
-    ("value", lambda a, r: (replace(a, size=a.size + 1), r), "another size than announced"),
-    ("task", lambda a, r: (replace(a, size=-1), r), "a count in it is negative"),
-    ("task", lambda a, r: (replace(a, forward=-1), r), "a count in it is negative"),
+    ("value", lambda h, r: (h and replace(h, size=h.size + 1), r), "another size than announced"),
+    ("task", lambda h, r: (replace(h, size=-1), r), "gives no account"),
+    ("task", lambda h, r: (replace(h, forward=-1), r), "gives no account"),
     ("evaluate", lambda a, c: (a, Reported()), "it is empty"),
     (
         "evaluate",

@@ -25,8 +25,7 @@ from ekiden.core.engine.setup import initial_weights
 from ekiden.core.engine.wire import Ref
 from ekiden.core.training.weights import Weights
 from ekiden.methods import Ensemble, FedELMY, FedSeq, Local
-from ekiden.readers.kinds import Images, of_tensor
-from ekiden.readers.kinds import terms as inputs_text
+from ekiden.readers.kinds import of_tensor
 from ekiden.runs.recipe import Recipe
 from ekiden.silos.silo.shelf import _DAYS_KEPT, Shelf, drop_old_runs
 from ekiden.silos.silo.silo import ADMISSION, Silo
@@ -54,13 +53,11 @@ TERMS = Agreement(
     "0123456789abcdef",
     code_version(),
     Recipe(FedSeq(epochs=1), model="mlp"),
-    "digits",
-    (1, 8, 8),
-    tuple(map(str, range(10))),
-    (0.0,),
-    (1.0,),
-    Augment(),
-    inputs_text(Images()),
+    dataset="digits",
+    shape=(1, 8, 8),
+    classes=tuple(map(str, range(10))),
+    mean=(0.0,),
+    std=(1.0,),
     clients=NAMES[:2],
     keys=tuple(public_key(name) for name in NAMES[:2]),
 )
@@ -222,8 +219,8 @@ def test_code_that_reads_the_data_is_no_code_for_others_to_name(
             "the model has 4.* bytes, client-0 allows 1000000",
         ),
         (task(with_recipe(TERMS, model="nonsense")), "unknown model 'nonsense'"),
-        (task(replace(TERMS, shape=(3, 8, 8))), "holds samples of shape"),
-        (task(replace(TERMS, classes=("a", "b"))), "holds the classes"),
+        (task(replace(TERMS, shape=(3, 8, 8))), "client-0 and the run are of different shape"),
+        (task(replace(TERMS, classes=("a", "b"))), "client-0 and the run are of different classes"),
         (task(terms(FedSeq(epochs=3))), "more epochs than client-0 allows"),
         (
             task(agreement=said_of_recipe(hyperparameters={"epochs": "1"})),
@@ -520,7 +517,7 @@ def test_hello_is_signed(tmp_path: Path) -> None:
     nonce = random.Random(0).randbytes(8).hex()
     _, body = unpack(Silo(file).answer(pack(Ask("hello", nonce=nonce))), Answer)
     hello: Hello = wire.decode(body, Hello)
-    assert hello.shape == (1, 8, 8)
+    assert hello.holds.shape == (1, 8, 8)
     assert keys.proves(public, HELLO, signed_text(nonce, "client-0"), hello.signature)
     assert not keys.proves(other, HELLO, signed_text(nonce, "client-0"), hello.signature)
     assert not keys.proves(public, HELLO, signed_text("other", "client-0"), hello.signature)

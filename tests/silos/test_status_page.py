@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ekiden.silos import supernode
-from ekiden.silos.metrics import Metrics, served
+from ekiden.silos.metrics import Metrics, Watched, served
 from ekiden.silos.silo.participation import log_request
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.trust.parcel import Ask, pack
@@ -40,8 +40,8 @@ def watched(tmp_path: Path) -> supernode.Monitored:
 
 @pytest.fixture
 def port(watched: supernode.Monitored) -> Iterator[int]:
-    about = (dict, watched.health, watched.page)
-    with served(Metrics(port=free_port()), "ekiden_silo", *about) as found:
+    about = Watched("ekiden_silo", dict, watched.health, watched.page)
+    with served(Metrics(port=free_port()), about) as found:
         yield found
 
 
@@ -60,8 +60,8 @@ def test_text_of_others_is_text(watched: supernode.Monitored, port: int) -> None
     found = asked(port, b"GET / HTTP/1.1\r\nHost: localhost:1\r\n\r\n").decode()
     head, _, body = found.partition("\r\n\r\n")
     assert head.startswith("HTTP/1.1 200")
-    assert "Content-Type: text/html" in head
-    assert "Content-Security-Policy: default-src 'none'" in head
+    assert "content-type: text/html" in head
+    assert "content-security-policy: default-src 'none'" in head
     assert "script-src" not in head
     assert not re.search(r"<(script|img|iframe|form)\b|javascript:|https?://", body)
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in body
@@ -76,6 +76,7 @@ def test_text_of_others_is_text(watched: supernode.Monitored, port: int) -> None
         (b"hospital.example.org:9100", 404),
         (b"localhost.example.org", 404),
         (b"", 404),
+        (b"\xff", 404),
     ],
 )
 def test_only_this_machine_by_its_own_name_gets_the_page(

@@ -28,7 +28,8 @@ from flwr.supercore.primitives.asymmetric import (
     sign_message,
 )
 
-from ekiden.silos.superlink import FleetOnly, guarded, keep_private, keep_superexec, own_replies
+from ekiden.silos.ports import guarded
+from ekiden.silos.superlink import FleetOnly, keep_private, keep_superexec, own_replies
 
 pytestmark = pytest.mark.flower
 PATH = "/v1/fleet/push-object"
@@ -60,6 +61,9 @@ def until(happened: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+BOUNDS: dict[str, Any] = {"most": 1024, "each": 64, "seconds": 20.0}
+
+
 @contextmanager
 def served(app: App, known: Any, **bounds: Any) -> Iterator[int]:
     """The port at which the app is served behind the gate."""
@@ -73,7 +77,7 @@ def served(app: App, known: Any, **bounds: Any) -> Iterator[int]:
         "lifespan": "off",
         "log_level": "error",
     }
-    config = uvicorn.Config(gate, http=guarded(**bounds), ws="none", **options)
+    config = uvicorn.Config(gate, http=guarded(**BOUNDS | bounds), ws="none", **options)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -222,7 +222,7 @@ def test_other_features_of_the_same_rows_are_refused(tmp_path: Path) -> None:
     told.note(file.folder, ToldSums("training samples of shape (1, 8, 8)", about))
     assert "told with other features before" in asked(safe)
     classes = (*map(str, range(1, 10)), "0")  # another order hides nothing
-    assert "client-1 holds the classes" in asked(safe, classes=classes)
+    assert "client-1 and the run are of different classes" in asked(safe, classes=classes)
     models = replace(file, limits=replace(file.limits, level="models"))
     agreed = replace(terms(safe), run=secrets.token_hex(8))
     hello = Silo(models, mine(NAMES[1])).answer(pack(Ask("hello", agreed.text())))

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -602,14 +603,18 @@ def test_a_silo_must_sign_what_it_answers(tmp_path: Path) -> None:
                 found = wire.decode(body, Reported)
                 assert found.masked is not None
                 return pack(answer, wire.chunks(Reported(replace(found.masked, check=0))))
-            lies = {
-                "size": replace(answer, size=1),
-                "forward": replace(answer, forward=1),
-                "backward": replace(answer, backward=1),
-            }
-            return pack(lies.get(lie, answer) if kind == "task" else answer, (body,))
+            if kind != "task" or lie == "evaluate":
+                return pack(answer, (body,))
+            record = json.loads(answer.record)
+            if lie == "entry":
+                record = json.loads(b64decode(record["payload"])) | {"size": 1}
+            elif lie != "nothing":
+                entry = json.loads(b64decode(record["payload"])) | {lie: 1}
+                record["payload"] = b64encode(keys.canonical(entry)).decode()
+            said = "" if lie == "nothing" else json.dumps(record)
+            return pack(replace(answer, record=said), (body,))
 
-    for lie in ("size", "forward", "backward", "evaluate"):
+    for lie in ("size", "forward", "backward", "step", "entry", "nothing", "evaluate"):
         files, public = with_keys(tmp_path / lie, NAMES, LIMITS)
         with pytest.raises(
             UserError, match=r"silo client-0 gives no account of .* that its key signed: refused"

@@ -17,6 +17,6 @@ client_app   Flower's end at a silo, and its process, which never runs code from
 server_app   Flower's end at the coordinator     (imports flwr)
 envelope     a byte string in a Flower message   (imports flwr)
 superlink    the SuperLink with a port for silos and one for the coordinator (imports flwr)
-metrics      health and counts for a monitor
+ports        what our HTTP ports share           metrics      health and counts for a monitor
 commands     the Flower commands that run a SuperLink or talk to one      supernode    the one that connects a silo
 """

@@ -21,9 +21,9 @@ from ekiden._version import __version__
 from ekiden.core.base.checks import plain
 from ekiden.core.base.errors import UserError
 from ekiden.silos import forks
-from ekiden.silos.coordinator.federation import FILE, Federation, answers, read, status
+from ekiden.silos.coordinator.federation import FILE, Federation, read, status
 from ekiden.silos.logs import ENDED, OURS, Log
-from ekiden.silos.metrics import Metrics, served
+from ekiden.silos.metrics import Metrics, Watched, served
 from ekiden.silos.security import SOON, Say, without_proxy
 from ekiden.silos.status_page import StatusTable, page
 from ekiden.silos.trust import keys
@@ -233,9 +233,13 @@ def start_superlink(federation: Federation, log: Log, metrics: Metrics) -> None:
                 _await_port(process, federation.control_port)
                 unfinished = False
                 let_in(federation, federation.silos, log)
-                state = partial(health, federation)
-                about = (partial(counted, federation), state, partial(operators_page, federation))
-                with served(metrics, "ekiden_link", *about) as port:
+                about = Watched(
+                    "ekiden_link",
+                    partial(counted, federation),
+                    partial(health, federation),
+                    partial(operators_page, federation),
+                )
+                with served(metrics, about) as port:
                     if port:
                         log(f"health and metrics, and a page: http://{metrics.host}:{port}/")
                     log(
@@ -312,10 +316,6 @@ def counted(federation: Federation) -> Mapping[str, float]:
         **{
             f'silos{{state="{state}"}}': float(states[state])
             for state in ("connected", "away", "never")
-        },
-        **{
-            f'requests_total{{answer="{answer}"}}': count
-            for answer, count in answers(found).items()
         },
     }
 

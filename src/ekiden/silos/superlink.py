@@ -17,7 +17,7 @@ import json
 import sys
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -43,27 +43,16 @@ from flwr.supercore.primitives.asymmetric import (
     verify_signature,
 )
 from flwr.superlink.servicer.fleet import fleet_handlers
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ekiden.core.base.files import leave_no_core, write
 from ekiden.silos.coordinator.federation import SEEN
+from ekiden.silos.ports import App, Receive, Scope, Send, guarded, respond
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 # prefix of the Fleet API's paths
 FLEET = "/v1/fleet/"
 KEYS, DATABASE = "--keys", "--database"
-
-
-# connections at the silos' port
-_CONNECTIONS = 1024
-# of these from one address, behind which several silos may be; the next one closes the oldest idle
-# one
-_EACH = 64
-# seconds until the first request of a connection has arrived
-_FIRST = 20.0
+# connections at the silos' port, of these from one address, and seconds until a first request
+_BOUNDS = (1024, 64, 20.0)
 # seconds between looks at SuperExec
 _LOOK = 5.0
 
@@ -85,7 +74,6 @@ class FleetOnly:
         self._app = app
         self._known = known
         self._note = note
-        self.answers = {"passed": 0, "401": 0, "404": 0}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI has it."""
@@ -94,13 +82,10 @@ class FleetOnly:
         ):  # no web sockets, and no start or end of the app: the other port handles those
             return
         if not str(scope["path"]).startswith(FLEET):
-            self.answers["404"] += 1
-            await _refuse(send, 404, b"this port is for silos only\n")
+            await respond(send, 404, "this port is for silos only\n")
         elif not await asyncio.to_thread(self._signed, dict(scope["headers"])):
-            self.answers["401"] += 1
-            await _refuse(send, 401, b"no registered silo signed this request\n")
+            await respond(send, 401, "no registered silo signed this request\n")
         else:
-            self.answers["passed"] += 1
             await self._app(scope, receive, send)
 
     def _signed(self, headers: Mapping[bytes, bytes]) -> bool:
@@ -108,12 +93,6 @@ class FleetOnly:
             return False
         self._note(b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.encode()]))
         return True
-
-
-async def _refuse(send: Send, status: int, why: bytes) -> None:
-    headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": why})
 
 
 def signed(headers: Mapping[bytes, bytes], known: Callable[[bytes], bool]) -> bool:
@@ -133,53 +112,6 @@ def signed(headers: Mapping[bytes, bytes], known: Callable[[bytes], bool]) -> bo
         )
     except (KeyError, ValueError, TypeError):
         return False
-
-
-def guarded(
-    most: int = _CONNECTIONS, each: int = _EACH, seconds: float = _FIRST
-) -> type[H11Protocol]:
-    """Return a protocol for uvicorn that bounds connections."""
-    # the oldest first
-    connections: dict[Any, None] = {}
-
-    class Guarded(H11Protocol):  # type: ignore[misc]  # uvicorn is not checked
-        """HTTP over a connection that is counted."""
-
-        host = ""
-        admitted = False
-
-        def connection_made(self, transport: Any) -> None:
-            self.host = str((transport.get_extra_info("peername") or ("?",))[0])
-            crowd = [one for one in connections if one.host == self.host]
-            if len(crowd) < each:
-                crowd = list(connections) if len(connections) >= most else []
-            if crowd:
-                idle = next((one for one in crowd if one.cycle is None), None)
-                if idle is None:
-                    transport.abort()
-                    return
-                # the oldest: who only connects shuts nobody out
-                del connections[idle]
-                idle.transport.abort()
-            self.admitted = True
-            connections[self] = None
-            super().connection_made(transport)
-            self.loop.call_later(seconds, self.expire)
-
-        def expire(self) -> None:
-            if self.cycle is None and not self.transport.is_closing():
-                self.transport.abort()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            connections.pop(self, None)
-            if self.admitted:
-                super().connection_lost(exc)
-
-        def data_received(self, data: bytes) -> None:
-            if self.admitted:
-                super().data_received(data)
-
-    return Guarded
 
 
 class KeyFolder:
@@ -306,24 +238,25 @@ def run(
     if not ipaddress.ip_address(host).is_loopback:
         sys.exit(f"ekiden: the Control API stays on loopback: --host 127.0.0.1, not {host}")
     outside, _, port = fleet.rpartition(":")
-    others = options | {"port": int(port), "lifespan": "off", "http": guarded(), "ws": "none"}
+    others = options | {
+        "port": int(port),
+        "lifespan": "off",
+        "http": guarded(*_BOUNDS),
+        "ws": "none",
+    }
     gate = FleetOnly(app, keys, keys.note)
     outer = uvicorn.Config(gate, host=outside.strip("[]"), **others)
     with suppress(KeyboardInterrupt):
-        asyncio.run(
-            _together(lifespans, gate, keys, uvicorn.Config(app, host=host, **options), outer)
-        )
+        asyncio.run(_together(lifespans, keys, uvicorn.Config(app, host=host, **options), outer))
 
 
-async def _together(
-    lifespans: Sequence[Any], gate: FleetOnly, keys: KeyFolder, *configs: uvicorn.Config
-) -> None:
+async def _together(lifespans: Sequence[Any], keys: KeyFolder, *configs: uvicorn.Config) -> None:
     """Serve until one of the servers ends, then end the others."""
     servers = [uvicorn.Server(config) for config in configs]
     tasks = [asyncio.create_task(server.serve()) for server in servers]
     watches = [
         asyncio.create_task(keep_superexec(lifespans)),
-        asyncio.create_task(keep_seen(gate, keys)),
+        asyncio.create_task(keep_seen(keys)),
     ]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for watch in watches:
@@ -347,14 +280,11 @@ async def keep_superexec(lifespans: Sequence[Any], seconds: float = _LOOK) -> No
                 lifespan._start_superexec_if_needed()
 
 
-async def keep_seen(gate: FleetOnly, keys: KeyFolder, seconds: float = _LOOK) -> None:
-    """Write when each silo signed a request last, and count answers, for `ekiden federation status`
-    and monitors.
-    """
+async def keep_seen(keys: KeyFolder, seconds: float = _LOOK) -> None:
+    """Write when each silo signed a request last, for `ekiden federation status` and monitors."""
     while True:
         with suppress(OSError):
-            found = {"silos": keys.seen, "answers": gate.answers}
-            write(keys.folder.parent / SEEN, [json.dumps(found).encode()], sync=False)
+            write(keys.folder.parent / SEEN, [json.dumps(keys.seen).encode()], sync=False)
         await asyncio.sleep(seconds)
 
 

@@ -15,12 +15,11 @@ from ekiden.core.base.files import leave_no_core, lock_file, locked
 from ekiden.silos import forks
 from ekiden.silos.commands import QUIET, interrupt
 from ekiden.silos.logs import Log
-from ekiden.silos.metrics import LogCounts, served
+from ekiden.silos.metrics import Watched, served
 from ekiden.silos.security import days_left, without_proxy
 from ekiden.silos.silo import approval, budget, connection, participation
 from ekiden.silos.silo.approval import PLANS
 from ekiden.silos.silo.connection import STARTED
-from ekiden.silos.silo.participation import FILE as LOG
 from ekiden.silos.silo.participation import folders, sizes
 from ekiden.silos.silo.shelf import drop_old_runs
 from ekiden.silos.silo.silo_file import Held, SiloFile
@@ -117,8 +116,8 @@ def start(file: SiloFile, log: Log, *, seconds: float | None = None) -> None:
     with forks.programs(client_app.jobs(file)) as (folder, lines):
         log.follow(lines)
         watched = Monitored(file)
-        about = (watched.counts, watched.health, watched.page)
-        with served(file.metrics, "ekiden_silo", *about) as port:
+        about = Watched("ekiden_silo", watched.counts, watched.health, watched.page)
+        with served(file.metrics, about) as port:
             if port:
                 log(f"health and metrics, and a page: http://{file.metrics.host}:{port}/")
             drop = partial(drop_old_runs, file.folder / "runs")
@@ -130,7 +129,6 @@ class Monitored:
 
     def __init__(self, file: SiloFile) -> None:
         self._file = file
-        self._log = LogCounts(file.folder / LOG)
         self.starts = 0
         self._certificate = ""
         self._asked = -math.inf
@@ -178,7 +176,6 @@ class Monitored:
             "runs": sum(1 for _ in folders(runs)),
             "disk_bytes": sum(sizes(runs)),
             "plans_waiting": sum(1 for _ in (self._file.folder / PLANS).glob("*.json")),
-            **self._log(),
         }
 
 

@@ -27,7 +27,6 @@ from ekiden.clinic.counting import counting_of, real
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import verified
 from ekiden.core.base.settings import Hardware
-from ekiden.core.data.augment import Augment
 from ekiden.core.engine import wire
 from ekiden.core.engine.drive import Outline, outline
 from ekiden.core.engine.folder import read_lines
@@ -40,8 +39,6 @@ from ekiden.core.training.weights import Weights
 from ekiden.methods import METHODS, DFedAvgM, FedAvg, FedGram, FedKrylov, FedSeq, Local
 from ekiden.methods.exact.closing import with_lap
 from ekiden.methods.exact.fedgram import Summing
-from ekiden.readers.kinds import Images
-from ekiden.readers.kinds import terms as inputs_text
 from ekiden.runs.recipe import Recipe
 from ekiden.silos.coordinator import remote_plan, session
 from ekiden.silos.coordinator.verify import verify
@@ -533,7 +530,9 @@ def test_the_result_is_measured_once_with_the_same_answer(tmp_path: Path) -> Non
         (result, foreign),
         (other, forged),
     ):
-        with pytest.raises(UserError, match=r"measure only the result|is not client-2's"):
+        with pytest.raises(
+            UserError, match=r"measure only the result|gives no account of 2-0-train"
+        ):
             attacker.measure(100, [model], step=3, records=(record,))
     for records in ((), (ask.records[0],) * 2):
         with pytest.raises(UserError, match="silos measure only the result"):
@@ -732,8 +731,8 @@ def test_large_runs_are_refused_before_they_are_built(
 
 
 def test_an_outline_ends_at_the_limit() -> None:
-    terms = Agreement("0" * 16, "", Recipe(FedSeq(epochs=1, rounds=10**6), model="mlp"), "", (1, 8, 8),
-                      tuple("0123456789"), (0.0,), (1.0,), Augment(), inputs_text(Images()))  # fmt: skip
+    terms = Agreement("0" * 16, "", Recipe(FedSeq(epochs=1, rounds=10**6), model="mlp"), shape=(1, 8, 8),
+                      classes=tuple("0123456789"), mean=(0.0,), std=(1.0,))  # fmt: skip
     setup = terms.setup(no_samples(terms), Hardware(threads=1))
     began = time.process_time()
     with pytest.raises(UserError, match="asks for more than 50 tasks"):
@@ -745,8 +744,8 @@ def test_an_outline_ends_at_the_limit() -> None:
 def test_values_that_move_are_limited_like_tasks() -> None:
     """In a complete graph each task takes a value of every silo: a greeting kept a silo busy for a
     quarter minute."""
-    terms = Agreement("0" * 16, "", Recipe(DFedAvgM(epochs=1, rounds=2000), model="mlp"), "", (1, 8, 8),
-                      tuple("0123456789"), (0.0,), (1.0,), Augment(), inputs_text(Images()))  # fmt: skip
+    terms = Agreement("0" * 16, "", Recipe(DFedAvgM(epochs=1, rounds=2000), model="mlp"), shape=(1, 8, 8),
+                      classes=tuple("0123456789"), mean=(0.0,), std=(1.0,))  # fmt: skip
     setup, looked = terms.setup(no_samples(terms), Hardware(threads=1)), list[Any]()
 
     def size(ref: Ref[Any]) -> int:

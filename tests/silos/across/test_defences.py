@@ -221,9 +221,9 @@ DEFENCES = {
         "tests/silos/across/test_enrolment.py::test_a_revoked_key_is_refused_at_once",
     ),
     "a monitor opens few connections": (
-        f"{FLOWER}/metrics.py",
-        "alarm.start()",
-        "",
+        f"{FLOWER}/ports.py",
+        "self.loop.call_later(seconds, self.expire)",
+        "pass",
         "tests/silos/test_metrics.py::test_slow_and_many_connections_are_closed",
     ),
     "features are the silo's own": (
@@ -468,7 +468,7 @@ DEFENCES = {
         "tests/silos/test_server_app.py::test_an_answer_counts_for_what_was_asked_alone",
     ),
     "connections are bounded": (
-        f"{FLOWER}/superlink.py",
+        f"{FLOWER}/ports.py",
         "if crowd:",
         "if False:",
         "tests/silos/test_superlink.py::test_connections_of_one_address_and_of_all_are_bounded",

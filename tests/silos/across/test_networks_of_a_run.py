@@ -377,9 +377,7 @@ def test_samples_are_read_as_the_silo_reads_them(tmp_path: Path) -> None:
     attacker = Attacker(nodes, terms_in(nodes))
     for what, claim in CLAIMS.items():
         inputs = json.dumps(claim.to_json(), sort_keys=True)
-        assert "reads or scales its samples in another way than the run" in refused(
-            attacker, inputs=inputs
-        ), what
+        assert "and the run are of different inputs" in refused(attacker, inputs=inputs), what
     odd = [json.dumps({**COLUMNS.to_json(), "centre": [float("inf")]})]
     odd += [
         json.dumps({**COLUMNS.to_json(), "scale": [value]})

@@ -13,6 +13,7 @@ from ekiden.silos.silo.levels import Level, needed
 from ekiden.silos.silo.silo_file import Limits
 from ekiden.silos.trust.custody import Hop
 from ekiden.silos.trust.parcel import Hello
+from ekiden.silos.trust.sample_terms import SampleTerms
 
 ROOT = Path(__file__).parents[3]
 SECURITY = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
@@ -34,21 +35,24 @@ def test_every_test_that_the_page_names_is_there_once() -> None:
     assert {name: there[name] for name in named if there[name] != 1} == {}
 
 
-HELLO = {
-    "version": "the version of Ekiden",
+SAMPLES = {
     "dataset": "the name of its data file or folder",
     "shape": "shape",
     "classes": "classes and what labels mean",
     "mean": "scaling",
     "std": "scaling",
     "augment": "augmentation",
-    "samples": "numbers of training, validation and test samples",
     "inputs": "columns, categories",
+    "task": "what labels mean",
+    "schema": "schema",
+}
+HELLO = {
+    "version": "the version of Ekiden",
+    "holds": "",
+    "samples": "numbers of training, validation and test samples",
     "signature": "",
     "sealing": "its key of the run",
     "proof": "",
-    "task": "what labels mean",
-    "schema": "schema",
     "counts": "the class counts of all silos in `agreed.json`",
     "features": "of how many features it gives exact sums",
 }
@@ -69,7 +73,11 @@ HOP = {
 
 @pytest.mark.parametrize(
     ("kind", "words", "row"),
-    [(Hello, HELLO, "| a run greets the silo |"), (Hop, HOP, "| each task |")],
+    [
+        (Hello, HELLO, "| a run greets the silo |"),
+        (SampleTerms, SAMPLES, "| a run greets the silo |"),
+        (Hop, HOP, "| each task |"),
+    ],
 )
 def test_the_page_names_all_that_a_silo_says_of_itself_and_signs(
     kind: type, words: dict[str, str], row: str

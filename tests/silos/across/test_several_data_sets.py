@@ -105,7 +105,9 @@ def test_a_run_names_the_data_set_that_it_wants(tmp_path: Path) -> None:
         poll=0,
     )
     assert row["figures"]["samples"] > 0
-    assert "a holds samples of shape (6,)" in refused(Attacker(nodes, terms), data="xray")
+    assert "a and the run are of different shape: (6,)" in refused(
+        Attacker(nodes, terms), data="xray"
+    )
     for wrong, line in (("ct", "holds no data set 'ct', but labs, xray"), ("", "name one by")):
         with pytest.raises(UserError, match=line):
             far(nodes, tmp_path / "none", wrong)

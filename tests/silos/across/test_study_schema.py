@@ -202,7 +202,7 @@ def test_terms_with_another_schema_are_refused_by_a_silo(tmp_path: Path, command
     (tmp_path / "study.toml").write_text(STUDY.replace("110", "120"))
     terms = (tmp_path / "run" / "agreement.json").read_text()
     silo = Silo(keyed(read(tmp_path / "north.toml"), NAMES))
-    with pytest.raises(UserError, match="north has another study schema than the run"):
+    with pytest.raises(UserError, match="north and the run are of different schema"):
         silo._agreed(parse(terms))
 
 

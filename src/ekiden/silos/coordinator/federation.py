@@ -200,7 +200,7 @@ class SiloStatus:
 
 def status(federation: Federation) -> list[SiloStatus]:
     """Return which silos are connected."""
-    seen, found = _seen(federation, "silos"), []
+    seen, found = _seen(federation), []
     for name in federation.silos:
         fingerprint = keys.fingerprint(keys.read_public(federation.keys / f"{name}.pub"))
         ago = round(time.time() - seen[name], 1) if name in seen else None
@@ -213,17 +213,12 @@ def status(federation: Federation) -> list[SiloStatus]:
     return found
 
 
-def answers(federation: Federation) -> dict[str, float]:
-    """Return how many requests the silos' port let through, and how many it refused."""
-    return _seen(federation, "answers")
-
-
-def _seen(federation: Federation, what: str) -> dict[str, float]:
+def _seen(federation: Federation) -> dict[str, float]:
     """Return what the SuperLink wrote a few seconds ago; nothing if it never ran."""
     try:
-        found = json.loads((federation.folder / SEEN).read_text(encoding="utf-8"))[what]
+        found = json.loads((federation.folder / SEEN).read_text(encoding="utf-8"))
         return {str(name): float(value) for name, value in found.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 

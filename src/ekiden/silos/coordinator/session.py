@@ -23,7 +23,6 @@ from ekiden.clinic.subgroups import check_task, divisions
 from ekiden.core import models
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import write
-from ekiden.core.data.augment import Augment
 from ekiden.core.engine import wire
 from ekiden.core.engine.drive import Row, outline, told
 from ekiden.core.engine.evaluation import Built, divergence
@@ -298,42 +297,32 @@ def agree(
     public_keys: Mapping[str, str],
 ) -> Agreement:
     """Return the terms of the run, from the plan and from what the silos hold."""
-    one = _alike(plan, hellos)
+    hello = _alike(plan, hellos)
+    one = hello.holds
     inputs = of_terms(one.inputs)
     task = replace(task_of_terms(one.task), metric=plan.recipe.metric)
     if plan.recipe.training.class_weights != "none":
-        if not one.counts and isinstance(task, Classification):
+        if not hello.counts and isinstance(task, Classification):
             raise UserError(
                 "--class-weights needs counts of classes, which silos agree on (`ekiden silo "
                 "sums`, then `ekiden "
                 "federation agree`): do that first, or leave it out"
             )
-        task = balanced(task, one.counts, one.classes)
+        task = balanced(task, hello.counts, one.classes)
     if counting_of(task, task.outputs(one.classes), full=True).lacks(task.headline.name):
         raise UserError(
             f"silos count no scores of {len(one.classes)} classes, which {task.headline.name} "
             "needs: choose another "
             "--metric"
         )
-    dataset = one.dataset if len({hello.dataset for hello in hellos.values()}) == 1 else "own data"
-    model = (
-        models.default_for(dataset, one.shape, inputs, task)
-        if plan.recipe.model == "auto"
-        else plan.recipe.model
-    )
-    agreed = replace(
-        planned(plan, run_id, public_keys),
-        recipe=replace(plan.recipe, model=model),
-        dataset=dataset,
-        shape=one.shape,
-        classes=one.classes,
-        mean=one.mean,
-        std=one.std,
-        augment=Augment(*one.augment),
-        inputs=one.inputs,
-        task=terms(task),
-        schema=one.schema,
-    )
+    if len({hello.holds.dataset for hello in hellos.values()}) > 1:
+        one = replace(one, dataset="own data")
+    model = plan.recipe.model
+    if model == "auto":
+        model = models.default_for(one.dataset, one.shape, inputs, task)
+    recipe = replace(plan.recipe, model=model)
+    about = vars(replace(one, task=terms(task)))
+    agreed = replace(planned(plan, run_id, public_keys), recipe=recipe, **about)
     agreed.check_noise()
     check_needs(plan.recipe.method, no_samples(agreed))
     plan.recipe.method.check_source(plan.recipe.pretrained, no_samples(agreed))
@@ -387,29 +376,14 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
     one = hellos[first]
     for name in others:
         other = hellos[name]
-        for what, usual in _ALIKE.items():
-            here, there = getattr(one, what), getattr(other, what)
-            if here == there:
-                continue
-            do, shown = usual, ""
-            if what in _SHOWN:
-                shown = f": {said(str(here), 300)} and {said(str(there), 300)}"
-            if what == "classes":
-                do = _spelled(one.classes, other.classes) or usual
-            raise UserError(f"{first} and {name} hold data of different {what}{shown}; {do}")
+        found = one.holds.difference(other.holds)
+        if found.startswith("classes"):
+            found += _spelled(one.holds.classes, other.holds.classes)
+        if one.counts != other.counts:
+            found = found or "counts; use the same data.agreed at all silos"
+        if found:
+            raise UserError(f"{first} and {name} hold data of different {found}")
     return one
-
-
-_SHOWN = ("shape", "classes", "mean", "std", "augment")
-_ALIKE = {
-    **dict.fromkeys(_SHOWN, "make them equal"),
-    "shape": 'make them equal; of images, set size, and colour = "rgb" or "grey", in [data] of all silos',
-    "schema": "name one schema in [data] of all silos, or agree by `ekiden federation agree --schema`",
-    "task": "name one task in [data] of all silos, and agree on the scale of targets by `ekiden silo sums`",
-    "inputs": "use the same columns and options in [data] of all silos, and the same data.agreed",
-    "counts": "use the same data.agreed at all silos",
-}
-"""in what silos have to agree, and what to do if they do not"""
 
 
 def _spelled(one: tuple[str, ...], other: tuple[str, ...]) -> str:
@@ -418,9 +392,9 @@ def _spelled(one: tuple[str, ...], other: tuple[str, ...]) -> str:
     alike = Names("classes", held, zeros=False).alike()
     pairs = ", ".join(" and ".join(said(repr(name), 60) for name in names) for names in alike[:3])
     if pairs:
-        return f"{pairs} are {ALIKE}: write them alike"
+        return f": {pairs} are {ALIKE}: write them alike"
     if numbered_from_two(held):
-        return "some count classes from 0 and others from 1: number them alike"
+        return ": some count classes from 0 and others from 1: number them alike"
     return ""
 
 

@@ -63,20 +63,6 @@ def check_tally(
         )
 
 
-def check_record(agreed: Agreement, ref: Ref[Any], answer: parcel.Answer) -> None:
-    """Refuse what is not a silo's account of what it did, for the chain of custody."""
-    hop = custody.opened(answer.record, agreed.silos)
-    counted = (answer.size, answer.forward, answer.backward)
-    if not (
-        isinstance(hop, Hop)
-        and hop.made(agreed.run, agreed.digest, ref)
-        and (hop.size, hop.forward, hop.backward) == counted
-    ):
-        raise UserError(
-            f"silo {ref.owner} gives no account of {ref.key} that its key signed: refused"
-        )
-
-
 def unusable(client: str, what: str, why: str) -> UserError:
     """Return the error for something impossible that a silo sent."""
     return UserError(
@@ -459,9 +445,8 @@ class Remote(Transport):
             self._missed(ref, missing)
             raise
         del self._running[ref]
-        check_record(self._agreed, ref, answer)
-        self._keep(ref, answer, value)
-        self._done[ref] = Work(answer.forward, answer.backward), answer.record
+        hop = self._keep(ref, answer, value)
+        self._done[ref] = Work(hop.forward, hop.backward), answer.record
         if self._step not in self._void.get(ref.owner, ()):
             self._states[ref.owner] = answer.state
 
@@ -485,15 +470,16 @@ class Remote(Transport):
         self._void.setdefault(client, set()).add(self._step)
         self._states.pop(client, None)
 
-    def _keep(self, ref: Ref[Any], answer: parcel.Answer, value: memoryview) -> None:
-        if min(answer.size, answer.forward, answer.backward) < 0:
-            raise unusable(ref.owner, f"account of {ref.key}", "a count in it is negative")
+    def _keep(self, ref: Ref[Any], answer: parcel.Answer, value: memoryview) -> Hop:
+        """Keep what came with an answer, and return what the silo signed about it."""
+        hop = self._agreed.hop_of(ref, answer.record)
         if answer.state and not is_place(answer.state):
             raise unusable(ref.owner, f"account of {ref.key}", "it names no place of its state")
-        self._sizes[ref] = answer.size
+        self._sizes[ref] = hop.size
         self._records[ref] = answer.record
         for lock in answer.locks:
             self._values[self._slot(ref, lock.recipient, lock.step)] = lock, value
+        return hop
 
     @cached_property
     def _network(self) -> Network:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from math import isqrt, prod
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from ekiden.clinic.subgroups import divisions
 from ekiden.core.base import outside
 from ekiden.core.base.errors import PrivateError, UserError
-from ekiden.core.data.samples import ClientData, Subset
+from ekiden.core.data.samples import ClientData, Dataset, Subset
 from ekiden.core.engine import wire
 from ekiden.core.engine.drive import EACH, Outline, TooLong, outline
 from ekiden.core.engine.folder import values_digest
@@ -36,8 +37,8 @@ from ekiden.silos.silo.silo_file import EVALUATE, Held, SiloFile
 from ekiden.silos.silo.told import ToldSums
 from ekiden.silos.trust import custody, keys, masking
 from ekiden.silos.trust.agreement import Agreement
-from ekiden.silos.trust.custody import Hop
 from ekiden.silos.trust.parcel import Absence, Ask, models_in
+from ekiden.silos.trust.sample_terms import SampleTerms
 from ekiden.silos.trust.sealing import Reader
 
 _EACH = 2  # samples for each feature
@@ -363,40 +364,34 @@ def check_values(file: SiloFile, agreed: Agreement, setup: Setup) -> None:
 def check_data(file: SiloFile, agreed: Agreement, held: Held) -> None:
     """Refuse a run over other samples than the silo holds."""
     dataset, _ = held
-    for what, here, there in (
-        ("samples of shape", dataset.shape, agreed.shape),
-        ("the classes", dataset.classes, agreed.classes),
-    ):
-        if here != there:
-            raise UserError(f"{file.name} holds {what} {here}, the run is for {there}")
-    own = (tuple(map(float, dataset.mean)), tuple(map(float, dataset.std)))
-    if own != (agreed.mean, agreed.std) and not agreed.measures:
-        # Features of values near a threshold are those of single samples, and a scaling moves all
-        # thresholds.
-        raise UserError(
-            f"{file.name} scales its samples by {own}, the run by {(agreed.mean, agreed.std)}: "
-            "refused"
-        )
-    if file.schema != agreed.schema:
-        raise UserError(
-            f"{file.name} has another study schema than the run: use the same in [data] of all "
-            "silos"
-        )
     task = replace(dataset.task, metric=agreed.labels.metric)
     if agreed.weighted:
         task = balanced(task, file.class_counts, dataset.classes)
-    if task_terms(task) != agreed.task:
-        raise UserError(
-            f"{file.name} holds labels of {dataset.task.kind}, the run is for "
-            f"{agreed.labels.kind}, or has another "
-            "scale of the targets: use the same [data] of all silos, and the same data.agreed"
-        )
-    if terms(dataset.inputs) != agreed.inputs:
-        raise UserError(
-            f"{file.name} reads or scales its samples in another way than the run: use the same "
-            "columns and options in "
-            "[data] of all silos, and the same data.agreed"
-        )
+    # Features of values near a threshold are those of single samples, and a scaling moves all
+    # thresholds: so a run that trains has the silo's own scaling.
+    but: tuple[str, ...] = ("augment",)
+    if agreed.measures:
+        but = ("augment", "mean", "std")
+    if found := sample_terms(file, replace(dataset, task=task)).difference(agreed, *but):
+        raise UserError(f"{file.name} and the run are of different {found}")
+
+
+def sample_terms(file: SiloFile, dataset: Dataset) -> SampleTerms:
+    """Return what a silo tells of its samples to all who ask."""
+    name = dataset.name
+    if file.data.path:
+        name = Path(file.data.path).stem
+    return SampleTerms(
+        dataset=name,
+        shape=dataset.shape,
+        classes=dataset.classes,
+        mean=tuple(map(float, dataset.mean)),
+        std=tuple(map(float, dataset.std)),
+        augment=dataset.augment,
+        inputs=terms(dataset.inputs),
+        task=task_terms(dataset.task),
+        schema=file.schema,
+    )
 
 
 def check_lists(name: str, agreed: Agreement, ask: Ask) -> None:
@@ -517,9 +512,7 @@ def check_result(
         if model == INITIAL:
             good = found == initial
         elif isinstance(model, Ref):
-            hop = custody.opened(line, agreed.silos)
-            good = isinstance(hop, Hop) and hop.made(agreed.run, agreed.digest, model)
-            good = good and isinstance(hop, Hop) and hop.model == found
+            good = agreed.hop_of(model, line).model == found
         else:
             good = found == custody.digest(wire.chunks(model))
         if not good:

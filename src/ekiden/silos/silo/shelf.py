@@ -50,14 +50,8 @@ class Done:
 
     # digest of the request and the private state before it
     digest: str
-    # `wire.size` of the value
-    size: int
-    # samples that went forward
-    forward: int
-    # samples that went backward
-    backward: int
     # signed record of the task in the chain of custody
-    record: str = ""
+    record: str
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,7 @@ from ekiden.core.base.errors import PrivateError, UserError
 from ekiden.core.base.files import is_held
 from ekiden.core.engine import wire
 from ekiden.core.engine.folder import code_version
-from ekiden.core.tasks import terms as task_terms
 from ekiden.methods import FedGram
-from ekiden.readers.kinds import terms as terms_of
 from ekiden.silos.silo import approval, measuring, participation, policy
 from ekiden.silos.silo.participation import Admission, Agreed, sign, take_part
 from ekiden.silos.silo.shelf import Shelf, drop_old_runs
@@ -134,16 +132,8 @@ class Silo:
         file = self._file
         hello = Hello(
             code_version(),
-            dataset.name if not file.data.path else Path(file.data.path).stem,
-            dataset.shape,
-            dataset.classes,
-            tuple(map(float, dataset.mean)),
-            tuple(map(float, dataset.std)),
-            (dataset.augment.crop, dataset.augment.flip, float(dataset.augment.rotation)),
+            policy.sample_terms(file, dataset),
             (len(client.train), len(client.val), len(client.test)),
-            terms_of(dataset.inputs),
-            task=task_terms(dataset.task),
-            schema=file.schema,
             counts=dict(file.class_counts),
             features=policy.most_features(
                 FedGram(min_active=file.limits.min_active),

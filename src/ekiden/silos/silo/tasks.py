@@ -224,8 +224,7 @@ class SiloTasks:
         if outcome.private is not request.private:
             self.shelf.put_private(request.place, outcome.private)
         record = self._record(request, outcome, value.digest)
-        work = outcome.work
-        return Done(digest, wire.size(outcome.value), work.forward, work.backward, record), value
+        return Done(digest, record), value
 
     def _count_numbers(self, place: str, task: str, value: Any) -> None:
         """Refuse to tell more numbers about the silo's samples alone than one for k of theirs, in all
@@ -352,8 +351,8 @@ class SiloTasks:
 
     def _give(self, ask: Ask, key: str, done: Done, value: Encoded, state: str = "") -> bytes:
         """Return how a task ended, with its value sealed for its readers."""
-        run, work = self.run, (done.size, done.forward, done.backward)
-        answer = Answer(run.file.name, "", *work, record=done.record, state=state)
+        run = self.run
+        answer = Answer(run.file.name, record=done.record, state=state)
         if not ask.readers:
             return pack(answer)
         plan = run.plan_without(ask.absent)

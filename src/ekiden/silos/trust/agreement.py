@@ -6,9 +6,11 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,32 +18,31 @@ from torch import nn
 from ekiden.clinic.subgroups import check_task, divisions
 from ekiden.core import models
 from ekiden.core.base import outside
-from ekiden.core.base.checks import Checked, Count, Positive, made, plain, reading
+from ekiden.core.base.checks import Checked, made, plain, reading
 from ekiden.core.base.errors import UserError, at
 from ekiden.core.base.files import read_regular
 from ekiden.core.base.settings import Hardware
-from ekiden.core.data.augment import Augment
 from ekiden.core.data.samples import Dataset, Samples
 from ekiden.core.engine.folder import code_version
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.setup import NamedNetwork, Prepared, of_method
-from ekiden.core.engine.wire import EVERYONE, SERVER
+from ekiden.core.engine.wire import EVERYONE, SERVER, Ref
 from ekiden.core.engine.worker import Setup
 from ekiden.core.models.split import check_part
 from ekiden.core.tasks import Task, task_of_terms
 from ekiden.core.training.private import DP, check_honest
 from ekiden.readers import schema as schemas
-from ekiden.readers.kinds import Images, of_terms
-from ekiden.readers.kinds import terms as inputs_terms
+from ekiden.readers.kinds import of_terms
 from ekiden.runs.recipe import Recipe, recipe_of, with_code
-from ekiden.silos.trust import keys
+from ekiden.silos.trust import custody, keys
+from ekiden.silos.trust.custody import Entry, Hop
+from ekiden.silos.trust.sample_terms import SampleTerms
 
 # file in the run folder that holds the terms
 AGREEMENT = "agreement.json"
 # of counts, if nobody says anything else
 NOISE = "epsilon=2,delta=1e-05,clip=1"
 EXACT, NOTHING = "exact", "none"
-_NOT_AUGMENTED, _IMAGES = Augment(), inputs_terms(Images())
 RUN = re.compile(r"[0-9a-f]{16}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CLIENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
@@ -94,7 +95,7 @@ def revision_in(text: str, clients: Sequence[str]) -> Revision | None:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class Agreement(SampleTerms):
     """The terms of a run."""
 
     # id of the run, the same before and after a crash
@@ -103,21 +104,6 @@ class Agreement:
     version: str
     # what is run
     recipe: Recipe[Method]
-    # What follows is empty in a plan, which is made before silos have said what they hold.
-    # name of the data set, for the record
-    dataset: str = ""
-    # shape of one sample
-    shape: tuple[Count, ...] = (1,)
-    # names of the classes
-    classes: tuple[str, ...] = ()
-    # per channel, subtracted after scaling bytes to [0, 1]
-    mean: tuple[float, ...] = ()
-    # per channel, divided by
-    std: tuple[Positive, ...] = ()
-    # how training batches are augmented
-    augment: Augment = _NOT_AUGMENTED
-    # what the samples are, see `ekiden.readers.kinds.terms`
-    inputs: str = _IMAGES
     # names of the silos, in order
     clients: tuple[str, ...] = ()
     # public key of each silo
@@ -127,10 +113,6 @@ class Agreement:
     # digest of the network's frozen and pretrained values, which each silo has itself; empty if
     # there are none
     values: str = ""
-    # what the labels mean, see `ekiden.core.tasks.terms`
-    task: str = ""
-    # the study's schema, which the data of all silos meet; empty if there is none
-    schema: str = ""
     # the run that this one replaces, as `Revision.text` gives it; empty if there is none
     revises: str = ""
     # digest of the model that silos measure and do nothing else, under the terms of the run that
@@ -232,6 +214,21 @@ class Agreement:
         if self.measures or not every:
             return (0,)
         return tuple(sorted({*range(every, total, every), total}))
+
+    def hop_of(self, ref: Ref[Any], record: str) -> Hop:
+        """Return what the owner of a value signed about the task that gave it in this run."""
+        hop: Entry | None = None
+        with suppress(UserError):
+            hop = custody.opened(record, self.silos)
+        if not isinstance(hop, Hop) or (hop.run, hop.terms, hop.ref) != (
+            self.run,
+            self.digest,
+            ref,
+        ):
+            raise UserError(
+                f"silo {ref.owner} gives no account of {ref.key} that its key signed: refused"
+            )
+        return hop
 
     def ends_with(self, step: int) -> bool:
         """Return whether the models that silos measure after a step are those of the run's end."""

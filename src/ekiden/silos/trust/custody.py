@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ekiden.core.base.checks import made
+from ekiden.core.base.checks import CountOrZero, made
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import disk_error, write_once
 from ekiden.core.data.samples import ClientData
@@ -86,13 +86,13 @@ class Hop(Entry):
     # digest of the value that it returned
     given: str
     # `wire.size` of that value
-    size: int
+    size: CountOrZero
     # digest of the model in that value; empty if there is none
     model: str
     # samples that went forward through a network
-    forward: int
+    forward: CountOrZero
     # samples that went backward
-    backward: int
+    backward: CountOrZero
 
     def __str__(self) -> str:
         return f"step {self.step + 1}, {self.client}, {self.task}"
@@ -105,10 +105,6 @@ class Hop(Entry):
     def ref(self) -> Ref[Any]:
         """Reference to the returned value."""
         return Ref(self.client, f"{self.step}-{self.call}-{self.task}")
-
-    def made(self, run: str, terms: str, ref: Ref[Any]) -> bool:
-        """Return whether the task gave this value in this run."""
-        return (self.run, self.terms, self.ref) == (run, terms, ref)
 
 
 @dataclass(frozen=True)

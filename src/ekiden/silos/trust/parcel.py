@@ -19,6 +19,7 @@ from ekiden.core.engine.wire import SERVER, Encoded
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.silos.trust import custody, keys
+from ekiden.silos.trust.sample_terms import SampleTerms
 from ekiden.silos.trust.sealing import Lock, Party, Reader
 
 T = TypeVar("T")
@@ -99,12 +100,6 @@ class Answer:
     silo: str
     # why the silo refused or failed; empty if all went well
     error: str = ""
-    # `wire.size` of the value
-    size: int = 0
-    # samples that went forward through a network
-    forward: int = 0
-    # samples that went backward
-    backward: int = 0
     # locks of the value, one for each reader
     locks: tuple[Lock, ...] = ()
     # signed record of the task or the measurement in the chain of custody; see `custody`
@@ -123,32 +118,16 @@ class Hello:
     # version of Ekiden with a digest of its source, see `code_version`
     version: str
     # What follows is empty if it does not take part.
-    # name of its data set
-    dataset: str = ""
-    # shape of one sample
-    shape: tuple[int, ...] = ()
-    # names of the classes
-    classes: tuple[str, ...] = ()
-    # per channel, subtracted after scaling bytes to [0, 1]
-    mean: tuple[float, ...] = ()
-    # per channel, divided by
-    std: tuple[float, ...] = ()
-    # crop, flip and rotation in training
-    augment: tuple[int, bool, float] = (0, False, 0.0)
+    # what it tells of its samples
+    holds: SampleTerms = field(default_factory=SampleTerms)
     # numbers for training, validation and test
     samples: tuple[int, int, int] = (0, 0, 0)
-    # what the samples are, see `ekiden.readers.kinds.terms`
-    inputs: str = ""
     # signature of nonce and name by the silo's key, in hexadecimal
     signature: str = ""
     # X25519 key of the run whose terms came with the hello, in hexadecimal
     sealing: str = ""
     # signature of `sealing` by the silo's key
     proof: str = ""
-    # what the labels mean, see `ekiden.core.tasks.terms`
-    task: str = ""
-    # the study's schema that its data meet, as `Schema.text` gives it; empty without one
-    schema: str = ""
     # training samples of all silos in each class, if the silos agreed on them
     counts: dict[str, int] = field(default_factory=dict)
     # of how many features it gives exact sums at most; 0: of any number
