@@ -91,7 +91,7 @@ def test_a_revoked_silo_is_cut_off(tmp_path: Path) -> None:
             shell.ekiden("verify", str(folder.parent)).split()
         ), said
         assert read(of_a, "health").startswith("connected since 2")
-        assert read(of_link, "health").startswith("the SuperLink runs; its certificate ends in 36")
+        assert read(of_link, "health").startswith("the SuperLink's certificate ends in 36")
         assert number(of_a, "ekiden_silo_runs") == 1.0
         assert "approved this plan" in " ".join(shell.ekiden(*RUN).split()), (
             "the approvals are used"

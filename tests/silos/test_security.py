@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ekiden import UserError
-from ekiden.silos.security import check_link, days_left
+from ekiden.silos.security import certificate_end, certificate_state, check_link
 from ekiden.silos.silo import silo_file
 from ekiden.silos.trust import keys
 from tests.silos.fakes import silo_file as written_file
@@ -48,11 +48,11 @@ def test_a_certificate_near_its_end_is_named_with_the_remedy(
     with link(tmp_path) as address:
         certificate = tmp_path / "ca.crt"
         if days < 0:
-            with pytest.raises(UserError, match="has expired: `ekiden federation rotate`"):
+            with pytest.raises(UserError, match="has expired: `ekiden federation rotate FOLDER`"):
                 check_link(address, certificate, lines.append)
         else:
             check_link(address, certificate, lines.append)
-            assert all("`ekiden federation rotate`" in line for line in lines)
+            assert all("`ekiden federation rotate FOLDER`" in line for line in lines)
     assert (said in " ".join(lines)) or days < 0
     assert bool(lines) == (days == 20)
     check_link("127.0.0.1:9", certificate, lines.append)  # nobody answers
@@ -61,8 +61,8 @@ def test_a_certificate_near_its_end_is_named_with_the_remedy(
 @pytest.mark.parametrize(
     ("days", "said"),
     [
-        (365, "; the SuperLink's certificate ends in 364 days"),
-        (-0.5, "; the SuperLink's certificate has expired: `ekiden federation rotate` at"),
+        (365, "the SuperLink's certificate ends in 364 days"),
+        (-0.5, "the SuperLink's certificate has expired: `ekiden federation rotate FOLDER` at"),
     ],
 )
 def test_a_silo_says_for_how_long_the_certificate_is_valid(
@@ -71,8 +71,11 @@ def test_a_silo_says_for_how_long_the_certificate_is_valid(
     monkeypatch.setattr(keys, "_DAYS", days)
     keys.make_certificates(tmp_path, "127.0.0.1")
     with link(tmp_path) as address:
-        assert days_left(address).startswith(said)
-    assert days_left("127.0.0.1:9") == days_left("nowhere") == ""
+        good, words = certificate_state(certificate_end(address))
+        assert words.startswith(said)
+        assert good == (days > 0)
+    assert certificate_end("127.0.0.1:9") is certificate_end("nowhere") is None
+    assert certificate_state(None) == (True, "")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])

@@ -909,7 +909,7 @@ def test_a_plan_survives_its_text() -> None:
             remote_plan.from_json(bad)
     with pytest.raises(UserError, match="names 'a' twice"):
         replace(plan, clients="a,b,a")
-    with pytest.raises(UserError, match="clients a,, is out of range"):
+    with pytest.raises(UserError, match="'' is not the name of a silo"):
         replace(plan, clients="a,,")
 
 

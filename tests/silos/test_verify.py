@@ -626,7 +626,7 @@ def test_records_of_another_version_are_one_line(relay: Made, tmp_path: Path) ->
     made = relay.copied(tmp_path)
     rows = read_lines(made.run / "custody.jsonl")
     for row in rows[:3]:
-        row["payloadType"] = row["payloadType"].replace(".v4", ".v9")
+        row["payloadType"] = row["payloadType"].replace(".v5", ".v9")
     (made.run / "custody.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
     assert (
         "line 1: an entry of the chain of custody cannot be read (application/vnd.ekiden.hop.v9"

@@ -16,7 +16,7 @@ from ekiden.core.base.checks import Positional, Positive
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import write
 from ekiden.silos.logs import Format, Log
-from ekiden.silos.security import check_link, days_left
+from ekiden.silos.security import certificate_end, certificate_state, check_link
 from ekiden.silos.silo import connection, levels, silo_file, trusted
 from ekiden.silos.silo.levels import Level
 from ekiden.silos.silo.silo_file import SiloFile
@@ -265,7 +265,8 @@ def status(options: SiloStatusOptions) -> None:
                 "doubts": doubts,
             }
         )
-    say(f"{file.name}: {words}{days_left(file.link.address)}")
+    _, certificate = certificate_state(certificate_end(file.link.address))
+    say("; ".join(filter(None, (f"{file.name}: {words}", certificate))))
     for digest in plans:
         say(f"plan {digest} waits: read it by `ekiden silo approve {file.path}`")
     for name, told in spent.items():

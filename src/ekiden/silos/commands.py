@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from ekiden.silos import forks
 from ekiden.silos.coordinator.federation import FILE, Federation, read, status
 from ekiden.silos.logs import ENDED, OURS, Log
 from ekiden.silos.metrics import Metrics, Watched, served
-from ekiden.silos.security import SOON, Say, without_proxy
+from ekiden.silos.security import Say, certificate_state, without_proxy
 from ekiden.silos.status_page import StatusTable, page
 from ekiden.silos.trust import keys
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ekiden.silos.control import RunAtLink, SuperLink
     from ekiden.silos.coordinator.remote_plan import Measuring, RemotePlan
 
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 DATABASE = "link.db"  # file in a federation's folder with the SuperLink's messages
 _SUPERLINK = "ekiden.silos.superlink"
 """module that runs `flower-superlink` with a port for silos and one for the coordinator"""
@@ -171,6 +170,23 @@ def read_keys(folder: Path, names: tuple[str, ...]) -> dict[str, str]:
     return {name: keys.read_public(folder / f"{name}.pub") for name in names}
 
 
+@contextmanager
+def flower_programs(home: Path, jobs: forks.Jobs, log: Log) -> Iterator[Path]:
+    """Give the folder of Flower's programs, which do `jobs`, keep what they need in `home`, and
+    print to the log; this process then ends on SIGTERM as on Ctrl-C.
+    """
+    signal.signal(signal.SIGTERM, interrupt)
+    os.environ |= without_proxy(os.environ) | {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_HOME": str(home / "flower"),
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    }
+    with forks.programs(jobs) as (folder, lines):
+        log.follow(lines)
+        yield folder
+
+
 def superlink_command(federation: Federation) -> list[str]:
     """Return the command that runs a federation's SuperLink."""
     folder = federation.folder.absolute()
@@ -194,7 +210,7 @@ def superlink_command(federation: Federation) -> list[str]:
 def start_superlink(federation: Federation, log: Log, metrics: Metrics) -> None:
     """Run a federation's SuperLink and let its silos in, until stopped (Ctrl-C or SIGTERM)."""
     for host, port in (("0.0.0.0", federation.port), ("127.0.0.1", federation.control_port)):
-        if _taken(host, port):
+        if _is_taken(host, port):
             where = f"{federation.folder / FILE}{' and every silo.toml' if port == federation.port else ''}"
             raise UserError(
                 f"port {port} is taken: if this SuperLink is not running already, change the port "
@@ -206,75 +222,61 @@ def start_superlink(federation: Federation, log: Log, metrics: Metrics) -> None:
     from ekiden.silos import server_app, superlink  # noqa: F401
 
     command = superlink_command(federation)
-    if (left := _days_left(federation)) < 0:
-        raise UserError(
-            f"the SuperLink's certificate has expired: `ekiden federation rotate {federation.folder}` "
-            "renews it"
-        )
-    if left < SOON:
-        log(
-            f"its certificate ends in {left} days: `ekiden federation rotate {federation.folder}` renews it",
-            "WARNING",
-        )
-    signal.signal(signal.SIGTERM, interrupt)
-    os.environ |= QUIET | without_proxy(os.environ)
-    os.environ["FLWR_HOME"] = str(federation.folder.absolute() / "flower")
-    os.environ["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.2"
+    good, words = _certificate(federation)
+    if not good:
+        raise UserError(words)
+    log(words)
     jobs = {
         "flower-superlink": superlink.main,
         "flwr-serverapp": flwr_serverapp,
         "flower-superexec": flower_superexec,
     }
     unfinished = not (federation.folder / DATABASE).exists()
-    with forks.programs(jobs) as (folder, lines):
-        log.follow(lines)
-        with subprocess.Popen([str(folder / "flower-superlink"), *command[3:]]) as process:
-            try:
-                _await_port(process, federation.control_port)
-                unfinished = False
-                let_in(federation, federation.silos, log)
-                about = Watched(
-                    "ekiden_link",
-                    partial(counted, federation),
-                    partial(health, federation),
-                    partial(operators_page, federation),
+    with (
+        flower_programs(federation.folder.absolute(), jobs, log) as folder,
+        subprocess.Popen([str(folder / "flower-superlink"), *command[3:]]) as process,
+    ):
+        try:
+            _await_port(process, federation.control_port)
+            unfinished = False
+            let_in(federation, federation.silos, log)
+            about = Watched(
+                "ekiden_link",
+                partial(counted, federation),
+                partial(health, federation),
+                partial(operators_page, federation),
+            )
+            with served(metrics, about) as port:
+                if port:
+                    log(f"health and metrics, and a page: http://{metrics.host}:{port}/")
+                log(
+                    f"silos reach the SuperLink at {federation.address}, the coordinator here at {federation.link}"
                 )
-                with served(metrics, about) as port:
-                    if port:
-                        log(f"health and metrics, and a page: http://{metrics.host}:{port}/")
-                    log(
-                        f"silos reach the SuperLink at {federation.address}, the coordinator here at {federation.link}"
-                    )
-                    process.wait()
-            finally:
-                process.terminate()
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(20)
-                process.kill()
-                if unfinished:  # a database whose tables were not all made stops every later start
-                    process.wait()
-                    for file in federation.folder.glob(f"{DATABASE}*"):
-                        file.unlink()
+                process.wait()
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            process.kill()
+            if unfinished:  # a database whose tables were not all made stops every later start
+                process.wait()
+                for file in federation.folder.glob(f"{DATABASE}*"):
+                    file.unlink()
     raise UserError(f"the SuperLink ended with code {process.returncode}: the lines above say why")
 
 
-def _days_left(federation: Federation) -> int:
-    return (keys.valid_until(federation.folder / "link.crt") - datetime.now(UTC)).days
+def _certificate(federation: Federation) -> tuple[bool, str]:
+    return certificate_state(
+        keys.valid_until(federation.folder / "link.crt"), str(federation.folder)
+    )
 
 
 def health(federation: Federation) -> tuple[bool, str]:
     """Return whether silos can connect, and in words what is to do."""
-    left = _days_left(federation)
-    renew = (
-        f"`ekiden federation rotate {federation.folder}` renews it, then start the SuperLink again"
-    )
-    if left < 0:
-        return False, f"the certificate has expired: {renew}"
-    if not is_running(federation):
+    good, words = _certificate(federation)
+    if good and not is_running(federation):
         return False, f"the SuperLink does not run: `ekiden federation start {federation.folder}`"
-    return True, f"the SuperLink runs; its certificate ends in {left} days" + (
-        f": {renew}" if left < SOON else ""
-    )
+    return good, words
 
 
 RUN_COLUMNS = ("run", "what", "state", "since (UTC)", "reason")
@@ -330,7 +332,7 @@ def let_in(federation: Federation, names: Iterable[str], say: Say) -> None:
 
 def is_running(federation: Federation) -> bool:
     """Return whether something answers at the coordinator's port."""
-    return _taken("127.0.0.1", federation.control_port)
+    return _is_taken("127.0.0.1", federation.control_port)
 
 
 def _await_port(process: subprocess.Popen[bytes], port: int, seconds: float = 600) -> None:
@@ -346,7 +348,7 @@ def _await_port(process: subprocess.Popen[bytes], port: int, seconds: float = 60
     raise UserError("the SuperLink did not start: the lines above say why")
 
 
-def _taken(host: str, port: int) -> bool:
+def _is_taken(host: str, port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

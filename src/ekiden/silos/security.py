@@ -10,10 +10,10 @@ from ekiden.silos.trust import keys
 
 Say = Callable[[str], None]
 # days before its end from which a certificate is named
-SOON = 30
+_SOON = 30
 # seconds for a certificate
 _WAIT = 3.0
-_RENEW = "`ekiden federation rotate` at the coordinator renews it"
+_RENEW = "`ekiden federation rotate"
 _OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
@@ -33,7 +33,11 @@ def check_link(address: str, certificate: Path | None, say: Say) -> None:
         raise UserError(
             f"there is no certificate {certificate}: get the SuperLink's CA certificate first"
         )
-    _check_date(address, say)
+    good, words = certificate_state(certificate_end(address))
+    if not good:
+        raise UserError(words)
+    if _RENEW in words:
+        say(words)
 
 
 def certificate_end(address: str) -> datetime | None:
@@ -46,33 +50,20 @@ def certificate_end(address: str) -> datetime | None:
     return keys.end_of(pem.encode())
 
 
-def days_left(address: str) -> str:
-    """Say for how many days a SuperLink's certificate is valid; nothing if that is not known."""
-    left = _days(address)
-    if left is None:
-        return ""
-    if left < 0:
-        return f"; the SuperLink's certificate has expired: {_RENEW}"
-    return f"; the SuperLink's certificate ends in {left} days"
-
-
-def _days(address: str) -> int | None:
-    """Return the whole days until a SuperLink's certificate ends; below 0 if it has ended."""
-    end = certificate_end(address)
-    return None if end is None else (end - datetime.now(UTC)).days
-
-
-def _check_date(address: str, say: Say) -> None:
-    """Refuse a SuperLink whose certificate has expired, and say if it soon will; nothing if nobody
-    answers.
+def certificate_state(end: datetime | None, folder: str = "FOLDER") -> tuple[bool, str]:
+    """Return whether a SuperLink's certificate that ends then is valid, and in words for how long;
+    no words if nobody knows the end.
     """
-    left = _days(address)
-    if left is None:
-        return
+    if end is None:
+        return True, ""
+    left = (end - datetime.now(UTC)).days
+    renew = f"{_RENEW} {folder}` at the coordinator renews it, then start the SuperLink again"
     if left < 0:
-        raise UserError(f"the certificate of {address} has expired: {_RENEW}")
-    if left < SOON:
-        say(f"WARNING: the certificate of {address} ends in {left} days: {_RENEW}")
+        return False, f"the SuperLink's certificate has expired: {renew}"
+    words = f"the SuperLink's certificate ends in {left} days"
+    if left < _SOON:
+        words += f": {renew}"
+    return True, words
 
 
 def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 import math
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -12,11 +11,10 @@ from functools import partial
 
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import leave_no_core, lock_file, locked
-from ekiden.silos import forks
-from ekiden.silos.commands import QUIET, interrupt
+from ekiden.silos.commands import flower_programs
 from ekiden.silos.logs import Log
 from ekiden.silos.metrics import Watched, served
-from ekiden.silos.security import days_left, without_proxy
+from ekiden.silos.security import certificate_end, certificate_state
 from ekiden.silos.silo import approval, budget, connection, participation
 from ekiden.silos.silo.approval import PLANS
 from ekiden.silos.silo.connection import STARTED
@@ -45,8 +43,8 @@ def command_of(file: SiloFile) -> list[str]:
     with socket.socket() as probe:
         # a free port
         probe.bind(("127.0.0.1", 0))
-        port = file.link.port or probe.getsockname()[1]
-    return [*command, "--port", str(port), "--node-config", f'silo="{file.path}"']
+        port = str(probe.getsockname()[1])
+    return [*command, "--port", port, "--node-config", f'silo="{file.path}"']
 
 
 @contextmanager
@@ -109,12 +107,7 @@ def start(file: SiloFile, log: Log, *, seconds: float | None = None) -> None:
     from ekiden.silos import client_app
 
     command = command_of(file)
-    signal.signal(signal.SIGTERM, interrupt)
-    os.environ |= QUIET | without_proxy(os.environ)
-    os.environ["FLWR_HOME"] = str(file.folder / "flower")
-    os.environ["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.2"
-    with forks.programs(client_app.jobs(file)) as (folder, lines):
-        log.follow(lines)
+    with flower_programs(file.folder, client_app.jobs(file), log) as folder:
         watched = Monitored(file)
         about = Watched("ekiden_silo", watched.counts, watched.health, watched.page)
         with served(file.metrics, about) as port:
@@ -139,10 +132,11 @@ class Monitored:
         """
         # a monitor asks each few seconds
         if time.monotonic() - self._asked > _HOUR:
-            self._certificate = days_left(self._file.link.address)
+            end = certificate_end(self._file.link.address)
+            _, self._certificate = certificate_state(end)
             self._asked = time.monotonic()
         good, words = connection.health(self._file.folder)
-        return good, words + self._certificate
+        return good, f"{words}; {self._certificate}"
 
     def page(self) -> str:
         """Return the operator's page."""

@@ -471,10 +471,12 @@ def test_what_a_silo_says_of_its_samples_is_one_line(what: str, who: int, tmp_pa
     """The run does not begin; the line is short, and moves no cursor."""
     nodes, public = federation(tmp_path)
     honest = FakeNodes.silo
+
+    def say(answer: Answer, hello: Hello) -> tuple[Answer, Hello]:
+        return answer, replace(hello, holds=replace(hello.holds, **SAID[what]))
+
     nodes.silo = lambda node: (  # type: ignore[method-assign]
-        Crooked(honest(nodes, node), "hello", lambda a, h: (a, replace(h, **SAID[what])))
-        if node == who
-        else honest(nodes, node)
+        Crooked(honest(nodes, node), "hello", say) if node == who else honest(nodes, node)
     )
     with pytest.raises(UserError, match=r"client-0 and client-\d") as refusal:
         far(METHOD, nodes, tmp_path / "run", public)

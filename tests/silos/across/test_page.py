@@ -58,9 +58,7 @@ HELLO = {
 }
 """what a greeting tells, and the words of the page for it"""
 HOP = {
-    **dict.fromkeys(
-        ("run", "terms", "method", "client", "step", "call", "task"), ""
-    ),  # what was asked
+    **dict.fromkeys(("run", "terms", "client", "step", "call", "task"), ""),  # what was asked
     "samples": "the numbers of samples",
     **dict.fromkeys(
         ("arguments", "taken", "given", "size", "model"), "digests and sizes of values"

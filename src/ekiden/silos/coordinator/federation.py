@@ -20,7 +20,7 @@ from ekiden.core.base.files import read_text, write
 from ekiden.silos.silo import silo_file
 from ekiden.silos.silo.levels import Level
 from ekiden.silos.trust import keys
-from ekiden.silos.trust.agreement import ROSTER, Roster, check_name, read_roster
+from ekiden.silos.trust.agreement import ROSTER, Roster, check_names, read_roster
 from ekiden.silos.trust.keys import make_certificates
 
 FILE = "federation.toml"
@@ -28,6 +28,7 @@ SEEN = "seen.json"
 # seconds within which a connected silo asks for messages; its heartbeats come every half minute
 _CONNECTED = 60.0
 Port: TypeAlias = Annotated[int, Range(least=1, most=65535)]
+State: TypeAlias = Literal["connected", "away", "never"]
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,7 @@ class Federation(Checked):
                 "--silos NAME,NAME,... "
                 "to make all keys here"
             )
-        for name in self.silos:
-            check_name(name, "--silos")
-            if self.silos.count(name) > 1:
-                raise UserError(f"--silos names {name!r} twice: give each silo its own name")
+        check_names(self.silos, "--silos")
 
     @property
     def link(self) -> str:
@@ -193,7 +191,7 @@ class SiloStatus:
     # of its key
     fingerprint: str
     # connected, away, or never seen by this SuperLink
-    state: Literal["connected", "away", "never"]
+    state: State
     # seconds since its last signed request; None if there was none
     seen: float | None
 
@@ -204,7 +202,7 @@ def status(federation: Federation) -> list[SiloStatus]:
     for name in federation.silos:
         fingerprint = keys.fingerprint(keys.read_public(federation.keys / f"{name}.pub"))
         ago = round(time.time() - seen[name], 1) if name in seen else None
-        state: Literal["connected", "away", "never"] = "away"
+        state: State = "away"
         if ago is None:
             state = "never"
         elif ago < _CONNECTED:

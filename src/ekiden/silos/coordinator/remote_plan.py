@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 from ekiden.core.base import outside
-from ekiden.core.base.checks import Checked, Mark, Positive, made, plain, reading, require
+from ekiden.core.base.checks import Checked, Mark, Positive, made, plain, reading
 from ekiden.core.base.errors import UserError, unknown
 from ekiden.core.base.files import read_text
 from ekiden.core.engine.folder import read_config
@@ -16,7 +16,7 @@ from ekiden.methods import among
 from ekiden.runs.recipe import Recipe, recipe_of
 from ekiden.silos.coordinator.courier import Absent
 from ekiden.silos.trust import agreement as agreements
-from ekiden.silos.trust.agreement import Revision, check_name
+from ekiden.silos.trust.agreement import Revision, check_names
 
 M = TypeVar("M", bound=Method)
 _READER = "the same Ekiden at the SuperLink"
@@ -59,14 +59,7 @@ class RemotePlan(Checked, Generic[M]):
         if dp is not None:
             object.__setattr__(self, "evaluate_dp", str(dp))
         object.__setattr__(self, "recipe", self.recipe.located())
-        names = self.names
-        require(
-            not self.clients or all(names), "clients", self.clients, "names separated by commas"
-        )
-        for name in names:
-            if names.count(name) > 1:
-                raise UserError(f"--clients names {name!r} twice: give each silo its own name")
-            check_name(name, "--clients")
+        check_names(self.names, "--clients")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 name.
 """
 
-from dataclasses import fields, replace
 from typing import Literal, get_args
 
 from ekiden.core.base.errors import UserError
@@ -53,29 +52,3 @@ def allows(level: Level, wanted: Level) -> bool:
     """Return whether a silo's level admits what needs another one."""
     order = get_args(Level)
     return order.index(wanted) <= order.index(level)
-
-
-def advice(method: Method, level: Level, least: int) -> str:
-    """Return the options with which a level admits the method: those that differ from its defaults
-    between machines.
-    """
-    # most commands of a silo need no method
-    from ekiden.methods import between_machines
-
-    kind = type(method)
-    usual, safe = kind(), between_machines(kind)
-    chosen = {
-        field.name: getattr(safe, field.name)
-        for field in fields(kind)
-        if getattr(safe, field.name) != getattr(usual, field.name)
-    }
-    if "min_active" in chosen:
-        chosen["min_active"] = max(least, chosen["min_active"])
-    try:
-        better = replace(method, **chosen)
-    except UserError:
-        return ""
-    if better == method or not allows(level, needed(better, least)):
-        return ""
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in chosen.items()]
-    return f"give {' '.join(options)}, or "

@@ -128,7 +128,7 @@ def _check_method(file: SiloFile, recipe: Recipe[Method]) -> None:
             )
     wanted = level_of(file, recipe)
     if not levels.allows(limits.level, wanted):
-        better = levels.advice(method, limits.level, limits.min_active)
+        better = ""
         if recipe.dp:
             better = "let its owner bound the noise by limits.epsilon, or "
         raise UserError(

@@ -12,7 +12,7 @@ from datetime import date
 from hashlib import scrypt
 from pathlib import Path
 from shutil import rmtree
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch.nn.functional as F
 
@@ -26,7 +26,6 @@ from ekiden.core.base.checks import (
     CountOrZero,
     Fraction,
     Positive,
-    Range,
     admitted,
     hints_of,
     made,
@@ -208,9 +207,6 @@ class Link(Checked):
     """the silo's private key, made by `ekiden silo keys`"""
     peers: str = ""
     """folder with the public key NAME.pub of every other silo"""
-    port: Annotated[int, Range(least=0, below=1 << 16)] = 0
-    """port on this machine for the silo's own processes to talk to each other; 0 chooses a free
-    one"""
 
 
 @dataclass(frozen=True)

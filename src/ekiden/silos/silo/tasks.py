@@ -255,7 +255,6 @@ class SiloTasks:
                 run.file.name,
                 ask.step,
                 run.data,
-                run.terms.method,
                 samples,
                 ask.call,
                 ask.task,

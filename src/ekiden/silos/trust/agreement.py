@@ -323,15 +323,11 @@ def parse(text: str, own: Callable[[str], str] = no_code) -> Agreement:
             "the terms of the run cannot be read: validation samples and subgroups are for finished "
             "models, one of them at a time"
         )
-    clients, keys = agreement.clients, agreement.keys
-    named = len(set(clients)) == len(clients)
-    if not (named and len(keys) == len(clients) and RUN.fullmatch(agreement.run)):
+    if len(agreement.keys) != len(agreement.clients) or not RUN.fullmatch(agreement.run):
         raise UserError(
-            "the terms of the run cannot be read: names, keys or the run's id are not as they must "
-            "be"
+            "the terms of the run cannot be read: keys or the run's id are not as they must be"
         )
-    for name in agreement.clients:
-        check_name(name, "the terms of the run")
+    check_names(agreement.clients, "the terms of the run")
     return agreement
 
 
@@ -414,6 +410,16 @@ def check_name(name: object, where: str) -> str:
     return name
 
 
+def check_names(names: Sequence[str], where: str) -> None:
+    """Refuse what is not the name of a silo, and a name that is there twice."""
+    known = set[str]()
+    for name in names:
+        check_name(name, where)
+        if name in known:
+            raise UserError(f"{where} names {name!r} twice: give each silo its own name")
+        known.add(name)
+
+
 def no_samples(agreed: Agreement) -> Dataset:
     """Return the coordinator's data set, which has no samples."""
     inputs = of_terms(agreed.inputs)
@@ -475,10 +481,10 @@ class Roster(Checked):
     keys: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if len(self.silos) != len(self.keys) or len(set(self.silos)) != len(self.silos):
-            raise UserError("a roster names each silo once, with its key")
-        for name, key in zip(self.silos, self.keys, strict=True):
-            check_name(name, "the roster")
+        check_names(self.silos, "the roster")
+        if len(self.silos) != len(self.keys):
+            raise UserError("a roster names each silo with its key")
+        for key in self.keys:
             keys.check(key)
 
     @property

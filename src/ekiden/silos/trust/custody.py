@@ -71,8 +71,6 @@ class Entry:
 class Hop(Entry):
     """A task that a silo did."""
 
-    # name of the method
-    method: str
     # numbers of its training, validation and test samples
     samples: tuple[int, int, int]
     # number of the task among those of the client in this step
@@ -123,7 +121,7 @@ class Tally(Entry):
 
 
 # The names have the version of the entries: another version is another kind.
-_KINDS: dict[str, type[Entry]] = {"hop.v4": Hop, "tally.v5": Tally}
+_KINDS: dict[str, type[Entry]] = {"hop.v5": Hop, "tally.v5": Tally}
 
 
 def signed(entry: Entry, sign: Sign) -> str:
