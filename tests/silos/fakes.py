@@ -133,7 +133,7 @@ def seal_for(file: SiloFile, data: bytes) -> bytes:
 
 def member_of(file: SiloFile, run: str) -> Reader:
     """A silo with its key of a run, as a reader and as a member of a sum."""
-    private = sealing.kept_private(file.folder / "runs" / run / "sealing.key")
+    private = sealing.kept_private(file.folder / "runs" / run)
     key = sealing.public_of(private)
     return Reader(file.name, 0, key, signed_key(file.name, run, key))
 

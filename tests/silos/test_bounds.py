@@ -77,7 +77,7 @@ def test_silos_with_other_rows_tell_the_same(tmp_path: Path) -> None:
     rare = [("", "2024-06-15", "m", "no")] * 41
     first, other = silo(tmp_path / "0", patients(60)), silo(tmp_path / "1", rare)
     assert bounds.sums(first).to_json() == bounds.sums(other).to_json()
-    assert not (first.folder / "told.json").exists()
+    assert not (first.folder / "told.jsonl").exists()
     exact = [held.sums() for held in (first, other)]
     assert exact[0].to_json() != exact[1].to_json()
 

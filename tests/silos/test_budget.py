@@ -17,6 +17,7 @@ from ekiden.silos.silo.budget import FILE, LedgerKeeper
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust.parcel import Answer, unpack
+from ekiden.silos.trust.sealing import SECRET
 from tests.silos.fakes import mine, opened_by_server, seal_for, silo_file
 from tests.silos.test_silo import TERMS, model, said, said_of_recipe, task, with_recipe
 
@@ -66,7 +67,7 @@ def test_training_is_written_down_before_it_begins(
     first = given(file, task(PRIVATE))  # as before it died
     assert len(lines(file)) == 1
     assert torch.equal(given(file, task(PRIVATE)).params, first.params)
-    for name in (FILE, f"runs/{PRIVATE.run}/noise.key"):
+    for name in (FILE, f"runs/{PRIVATE.run}/{SECRET}"):
         assert (file.folder / name).stat().st_mode & 0o777 == 0o600
 
 

@@ -221,14 +221,12 @@ def test_a_binding_and_a_sealing_key_are_what_they_were(tmp_path: Path) -> None:
         Binding("r", "t", "b", "k", "a", 1),
     ]
     assert len({sealing._statement(b, "reader") for b in texts}) == 3
-    first = sealing.kept_private(tmp_path / "run" / "sealing.key")
-    assert sealing.public_of(
-        sealing.kept_private(tmp_path / "run" / "sealing.key")
-    ) == sealing.public_of(first)
-    assert (tmp_path / "run" / "sealing.key").stat().st_mode & 0o077 == 0
-    (tmp_path / "run" / "sealing.key").write_bytes(b"short")
+    first = sealing.kept_private(tmp_path / "run")
+    assert sealing.public_of(sealing.kept_private(tmp_path / "run")) == sealing.public_of(first)
+    assert (tmp_path / "run" / sealing.SECRET).stat().st_mode & 0o077 == 0
+    (tmp_path / "run" / sealing.SECRET).write_bytes(b"short")
     with pytest.raises(UserError, match="is damaged"):
-        sealing.kept_private(tmp_path / "run" / "sealing.key")
+        sealing.kept_private(tmp_path / "run")
 
 
 @pytest.fixture(scope="module")

@@ -563,9 +563,13 @@ class Changing(FakeNodes):
 
 def test_a_fingerprint_tells_nothing_without_the_salt(relay: Made, tmp_path: Path) -> None:
     _, client = mine("client-0")
-    salt = custody.kept_salt(tmp_path)
-    assert custody.kept_salt(tmp_path) == salt != custody.kept_salt(tmp_path / "another run")
-    assert (tmp_path / custody.SALT).stat().st_mode & 0o777 == 0o600
+    salt = sealing.kept_secret(tmp_path, "fingerprint")
+    assert (
+        sealing.kept_secret(tmp_path, "fingerprint")
+        == salt
+        != sealing.kept_secret(tmp_path / "another run", "fingerprint")
+    )
+    assert (tmp_path / sealing.SECRET).stat().st_mode & 0o777 == 0o600
     said = custody.fingerprint(client, salt)
     assert custody.fingerprint(client, salt) == said != custody.fingerprint(client, bytes(32))
     samples = client.train.samples
@@ -579,13 +583,13 @@ def test_a_fingerprint_tells_nothing_without_the_salt(relay: Made, tmp_path: Pat
     )
     assert custody.fingerprint(brighter, salt) != said
     # The salt leaves the silo in no message: it is in its run's folder alone.
-    (kept,) = relay.run.parent.glob(f"client-0-silo/runs/*/{custody.SALT}")
-    fingerprint = custody.fingerprint(client, kept.read_bytes())
+    (kept,) = relay.run.parent.glob(f"client-0-silo/runs/*/{sealing.SECRET}")
+    fingerprint = custody.fingerprint(client, sealing.kept_secret(kept.parent, "fingerprint"))
     assert hop_of(read_lines(relay.run / "custody.jsonl")[0]).data == fingerprint
     assert kept.read_bytes() not in b"".join(relay.said)
-    (tmp_path / custody.SALT).write_bytes(b"short")
-    with pytest.raises(UserError, match=r"custody\.salt is damaged"):
-        custody.kept_salt(tmp_path)
+    (tmp_path / sealing.SECRET).write_bytes(b"short")
+    with pytest.raises(UserError, match=r"secret\.key is damaged"):
+        sealing.kept_secret(tmp_path, "fingerprint")
 
 
 def test_a_silo_must_sign_what_it_answers(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -31,10 +32,6 @@ from ekiden.silos.trust import keys
 if TYPE_CHECKING:
     from ekiden.silos.control import RunAtLink, SuperLink
     from ekiden.silos.coordinator.remote_plan import Measuring, RemotePlan
-
-DATABASE = "link.db"  # file in a federation's folder with the SuperLink's messages
-_SUPERLINK = "ekiden.silos.superlink"
-"""module that runs `flower-superlink` with a port for silos and one for the coordinator"""
 
 
 def connect(address: str, certificate: Path | None) -> "SuperLink":
@@ -105,20 +102,20 @@ def _reason(run: "RunAtLink", heard: "RunOutput", say: Say) -> str:
     return f"run {run.run} failed: {run.reason or 'the lines above say why'}"
 
 
+@dataclass
 class RunOutput:
     """Reads what a run's ServerApp prints: shows our lines to the user, and keeps others for an error."""
 
-    def __init__(self, say: Say) -> None:
-        self.ended = ""
-        self.others: deque[str] = deque(maxlen=100)
-        self._say = say
+    say: Say
+    ended: str = ""
+    others: deque[str] = field(default_factory=lambda: deque(maxlen=100))
 
     def __call__(self, line: str) -> None:
         """Read a line."""
         if line.startswith(ENDED):
             self.ended = line.removeprefix(ENDED)
         elif line.startswith(OURS):
-            self._say(line)
+            self.say(line)
         elif line:
             self.others.append(line)
 
@@ -189,22 +186,7 @@ def flower_programs(home: Path, jobs: forks.Jobs, log: Log) -> Iterator[Path]:
 
 def superlink_command(federation: Federation) -> list[str]:
     """Return the command that runs a federation's SuperLink."""
-    folder = federation.folder.absolute()
-    outside = "[::]" if ":" in federation.host else "0.0.0.0"
-    return [
-        *(
-            sys.executable,
-            "-m",
-            _SUPERLINK,
-            f"{outside}:{federation.port}",
-            "--keys",
-            str(federation.keys.absolute()),
-        ),
-        *("--host", "127.0.0.1", "--port", str(federation.control_port)),
-        *("--database", str(folder / DATABASE), "--ssl-ca-certfile", str(folder / "ca.crt")),
-        *("--ssl-certfile", str(folder / "link.crt"), "--ssl-keyfile", str(folder / "link.key")),
-        *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
-    ]
+    return [sys.executable, "-m", "ekiden.silos.superlink", str(federation.folder.absolute())]
 
 
 def start_superlink(federation: Federation, log: Log, metrics: Metrics) -> None:
@@ -231,10 +213,10 @@ def start_superlink(federation: Federation, log: Log, metrics: Metrics) -> None:
         "flwr-serverapp": flwr_serverapp,
         "flower-superexec": flower_superexec,
     }
-    unfinished = not (federation.folder / DATABASE).exists()
+    unfinished = not federation.database.exists()
     with (
         flower_programs(federation.folder.absolute(), jobs, log) as folder,
-        subprocess.Popen([str(folder / "flower-superlink"), *command[3:]]) as process,
+        subprocess.Popen([str(folder / "flower-superlink"), command[-1]]) as process,
     ):
         try:
             _await_port(process, federation.control_port)
@@ -260,7 +242,7 @@ def start_superlink(federation: Federation, log: Log, metrics: Metrics) -> None:
             process.kill()
             if unfinished:  # a database whose tables were not all made stops every later start
                 process.wait()
-                for file in federation.folder.glob(f"{DATABASE}*"):
+                for file in federation.folder.glob(f"{federation.database.name}*"):
                     file.unlink()
     raise UserError(f"the SuperLink ended with code {process.returncode}: the lines above say why")
 

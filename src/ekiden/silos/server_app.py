@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -21,21 +22,21 @@ from ekiden.silos.trust.parcel import said
 app = ServerApp()
 
 
+@dataclass(frozen=True)
 class GridNodes:
     """Nodes of a SuperLink."""
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+    grid: Grid
 
     def ids(self) -> Sequence[int]:
         """Return the nodes that are connected now."""
-        return list(self._grid.get_node_ids())
+        return list(self.grid.get_node_ids())
 
     def send(self, node: int, data: bytes) -> str | Lost:
         """Send a message; Flower gives it a random name."""
         message = Message(wrap(data), dst_node_id=node, message_type="query")
         try:
-            tickets = list(self._grid.push_messages([message]))
+            tickets = list(self.grid.push_messages([message]))
         except (httpx.HTTPError, ValueError) as error:
             return Lost(f"{type(error).__name__}")
         return (
@@ -53,7 +54,7 @@ class GridNodes:
         found: dict[str, bytes | Lost] = {}
         for ticket in tickets:
             try:
-                for message in self._grid.pull_messages([ticket]):
+                for message in self.grid.pull_messages([ticket]):
                     found[ticket] = (
                         Lost(said(str(message.error.reason)))
                         if message.has_error()

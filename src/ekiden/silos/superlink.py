@@ -19,8 +19,10 @@ import time
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,18 +47,18 @@ from flwr.supercore.primitives.asymmetric import (
 from flwr.superlink.servicer.fleet import fleet_handlers
 
 from ekiden.core.base.files import leave_no_core, write
-from ekiden.silos.coordinator.federation import SEEN
+from ekiden.silos.coordinator.federation import SEEN, Federation, read
 from ekiden.silos.ports import App, Receive, Scope, Send, guarded, respond
 
 # prefix of the Fleet API's paths
 FLEET = "/v1/fleet/"
-KEYS, DATABASE = "--keys", "--database"
 # connections at the silos' port, of these from one address, and seconds until a first request
 _BOUNDS = (1024, 64, 20.0)
 # seconds between looks at SuperExec
 _LOOK = 5.0
 
 
+@dataclass(frozen=True)
 class FleetOnly:
     """Forwards requests to the Fleet API to an app, and answers all others with 404, even if the
     app knows them.
@@ -64,16 +66,11 @@ class FleetOnly:
     Requests that no registered silo signed are answered with 401, and their bodies are not read.
     """
 
-    def __init__(
-        self,
-        app: App,
-        known: Callable[[bytes], bool],
-        note: Callable[[bytes], None] = lambda key: None,
-    ) -> None:
-        """Make the gate, where `known` are public keys, and `note` is told who signed."""
-        self._app = app
-        self._known = known
-        self._note = note
+    app: App
+    # says whether a public key is a silo's
+    known: Callable[[bytes], bool]
+    # is told who signed
+    note: Callable[[bytes], None] = lambda key: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI has it."""
@@ -86,12 +83,12 @@ class FleetOnly:
         elif not await asyncio.to_thread(self._signed, dict(scope["headers"])):
             await respond(send, 401, "no registered silo signed this request\n")
         else:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
 
     def _signed(self, headers: Mapping[bytes, bytes]) -> bool:
-        if not signed(headers, self._known):
+        if not signed(headers, self.known):
             return False
-        self._note(b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.encode()]))
+        self.note(b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.encode()]))
         return True
 
 
@@ -114,6 +111,7 @@ def signed(headers: Mapping[bytes, bytes], known: Callable[[bytes], bool]) -> bo
         return False
 
 
+@dataclass(frozen=True)
 class KeyFolder:
     """Knows the silos whose public keys are in a folder as NAME.pub, and when each signed a request
     last.
@@ -121,10 +119,9 @@ class KeyFolder:
     The folder is looked at for each request, so a key that is taken out is refused at once.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.seen: dict[str, float] = {}
-        self._read: dict[str, tuple[tuple[int, int], bytes | None]] = {}
+    folder: Path
+    seen: dict[str, float] = field(default_factory=dict)
+    _read: dict[str, tuple[tuple[int, int], bytes | None]] = field(default_factory=dict)
 
     def __call__(self, public: bytes) -> bool:
         """Return whether a key is in the folder; only with a signature by it, the request counts as
@@ -185,12 +182,9 @@ def own_replies(push: Callable[..., Any]) -> Callable[..., Any]:
     return pushing
 
 
-def serve(fleet: str) -> None:
-    """Run `flower-superlink` with the flags in `sys.argv`, on loopback, and its Fleet API at
-    `fleet`, HOST:PORT.
-
-    `--keys FOLDER` is our own flag, which must be there: only silos whose public key is there as
-    NAME.pub are let in.
+def serve(federation: Federation) -> None:
+    """Run `flower-superlink` on loopback, and its Fleet API at the silos' port, which lets in who
+    has a public key in the federation's folder.
     """
     # We import by name: in its package, a function of the same name hides the module.
     superlink: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
@@ -206,12 +200,20 @@ def serve(fleet: str) -> None:
     leave_no_core()
     superlink.SuperLinkLifespan = Watched
     fleet_handlers.push_messages = own_replies(fleet_handlers.push_messages)
-    if DATABASE in sys.argv:
-        keep_private(Path(sys.argv[sys.argv.index(DATABASE) + 1]))
-    keys = KeyFolder(Path(sys.argv.pop(sys.argv.index(KEYS) + 1)))
-    sys.argv.remove(KEYS)
+    keep_private(federation.database)
+    outside = "[::]" if ":" in federation.host else "0.0.0.0"
+    fleet, keys = f"{outside}:{federation.port}", KeyFolder(federation.keys)
     superlink.uvicorn = SimpleNamespace(run=partial(run, fleet, lifespans=lifespans, keys=keys))
-    sys.argv[0] = "flower-superlink"
+    flags = {
+        "--host": "127.0.0.1",
+        "--port": federation.control_port,
+        "--database": federation.database,
+        "--ssl-ca-certfile": federation.certificate,
+        "--ssl-certfile": federation.folder / "link.crt",
+        "--ssl-keyfile": federation.folder / "link.key",
+    }
+    sys.argv = ["flower-superlink", *map(str, chain.from_iterable(flags.items()))]
+    sys.argv += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
     superlink.flower_superlink()
 
 
@@ -289,8 +291,8 @@ async def keep_seen(keys: KeyFolder, seconds: float = _LOOK) -> None:
 
 
 def main() -> None:
-    """Run `serve` with the arguments in `sys.argv`."""
-    serve(sys.argv.pop(1))
+    """Serve the federation in the folder that `sys.argv` names."""
+    serve(read(Path(sys.argv[1])))
 
 
 if __name__ == "__main__":

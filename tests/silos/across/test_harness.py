@@ -220,7 +220,7 @@ class Together(FakeNodes):
         Who sealed what is in the request has it in the clear; here the silo's own key opens it."""
         terms = agreements.parse(ask.agreement)
         self.build(terms)
-        key = kept_private(file.folder / "runs" / terms.run / "sealing.key")
+        key = kept_private(file.folder / "runs" / terms.run)
         own = opened(ask, body, Party(file.name, terms.run, terms.digest, key, terms.silos, None))
         kinds, _ = payload_types(self.method, ask.task)
         expected: Any = tuple[tuple(kinds)] if kinds else tuple  # type: ignore[misc]

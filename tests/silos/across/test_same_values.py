@@ -58,7 +58,7 @@ def test_a_coordinator_that_sends_the_others_a_dead_network_reads_no_model(
     def sends(self: Remote, request: Request) -> None:
         model, *more = request.args
         if request.client != "client-1":
-            module = self._build()
+            module = self._setup.build()
             for layer in module.parameters():
                 torch.nn.init.constant_(layer, -1.0 if layer.ndim == 1 else 0.0)
             model = Network(module).weights()

@@ -102,6 +102,7 @@ class Message:
     answer: tuple[Answer, memoryview] | ClientMissing | None = None
 
 
+@dataclass
 class Courier:
     """Sends messages until they are answered or patience ends. Sending again is harmless: silos do
     nothing twice.
@@ -111,26 +112,18 @@ class Courier:
     If not, it gets the message again.
     """
 
-    def __init__(
-        self,
-        post: Post,
-        patience: Patience,
-        note: Callable[[Crossing], None],
-        warn: Callable[[str], None],
-    ) -> None:
-        self._post = post
-        self._patience = patience
-        self._note = note
-        self._warn = warn
-        self._open: list[Message] = []
-        self._silent: dict[
-            str, float
-        ] = {}  # time of the last sign of life; since then all was lost
+    post: Post
+    patience: Patience
+    note: Callable[[Crossing], None]
+    warn: Callable[[str], None]
+    _open: list[Message] = field(default_factory=list)
+    # time of the last sign of life; since then all was lost
+    _silent: dict[str, float] = field(default_factory=dict)
 
     def send(self, client: str, ask: Ask, body: Sequence[bytes | memoryview] = ()) -> Message:
         """Send a request; `wait` gives the answer."""
         data = pack(ask, body)
-        message = Message(client, ask.kind, data, self._post.send(client, data))
+        message = Message(client, ask.kind, data, self.post.send(client, data))
         self._open.append(message)
         return message
 
@@ -144,7 +137,7 @@ class Courier:
         began = time.monotonic()
         while message.answer is None:
             if not self._look() and message.answer is None:
-                time.sleep(self._patience.pause(began))
+                time.sleep(self.patience.pause(began))
         if isinstance(message.answer, ClientMissing):
             raise message.answer
         answer, body = message.answer
@@ -154,7 +147,7 @@ class Courier:
 
     def known_reader(self, client: str) -> Reader | None:
         """Return a silo with the key for sealing values for it; None if it is not connected."""
-        return self._post.reader(client)
+        return self.post.reader(client)
 
     def reader(self, client: str) -> Reader:
         """Return a silo with its key; wait until it is connected.
@@ -162,18 +155,18 @@ class Courier:
         Raises:
             ClientMissing: patience ended.
         """
-        found = self._post.reader(client)
+        found = self.post.reader(client)
         while found is None:
             self._gone(client, "not connected")
-            time.sleep(self._patience.poll)
-            found = self._post.reader(client)
+            time.sleep(self.patience.poll)
+            found = self.post.reader(client)
             if found is not None:
                 self._alive(client)
         return found
 
     def _look(self) -> bool:
         """Receive what has come, send again what was lost, and return whether anything has come."""
-        came = self._post.receive([m.ticket for m in self._open if isinstance(m.ticket, str)])
+        came = self.post.receive([m.ticket for m in self._open if isinstance(m.ticket, str)])
         for message in list(self._open):
             got = message.ticket if isinstance(message.ticket, Lost) else came.get(message.ticket)
             if isinstance(got, Lost):
@@ -187,21 +180,19 @@ class Courier:
     def _probe(self, message: Message) -> None:
         """Find out whether a message without an answer was cut off on the way."""
         if message.probe:
-            got = self._post.receive([message.probe]).get(message.probe)
+            got = self.post.receive([message.probe]).get(message.probe)
             if got is not None:
                 message.probe = ""
             if isinstance(got, bytes):
                 self._alive(message.client)
                 if not _read(message.client, got)[0].busy:
-                    self._warn(
-                        f"{message.client} does not work on what it was asked: sending again"
-                    )
-                    message.ticket = self._post.send(message.client, message.data)
+                    self.warn(f"{message.client} does not work on what it was asked: sending again")
+                    message.ticket = self.post.send(message.client, message.data)
         if (
             time.monotonic() - message.probed > message.probe_after
         ):  # the last question may have been cut off too
             ask, _ = unpack(message.data, Ask)
-            ticket = self._post.send(message.client, pack(Ask("status", ask.agreement)))
+            ticket = self.post.send(message.client, pack(Ask("status", ask.agreement)))
             message.probe = ticket if isinstance(ticket, str) else ""
             message.probed = time.monotonic()
             message.probe_after = min(2 * message.probe_after, 10 * _PROBE)
@@ -210,7 +201,7 @@ class Courier:
         self._alive(message.client)
         self._open.remove(message)
         waited = round(message.waited, 1)
-        self._note(Crossing(message.client, message.kind, len(message.data), len(got), waited))
+        self.note(Crossing(message.client, message.kind, len(message.data), len(got), waited))
         message.answer = _read(message.client, got)
         message.data = b""
 
@@ -226,7 +217,7 @@ class Courier:
             message.answer = missing
             return
         away = isinstance(message.ticket, Lost)
-        message.ticket = self._post.send(message.client, message.data)
+        message.ticket = self.post.send(message.client, message.data)
         if away and isinstance(message.ticket, str):
             # it is connected again
             self._alive(message.client)
@@ -247,19 +238,17 @@ class Courier:
         """
         if client not in self._silent:
             self._silent[client] = time.monotonic()
-            self._warn(f"{client} does not answer ({why}): sending again")
-        if not self._patience.ended(self._silent[client]):
+            self.warn(f"{client} does not answer ({why}): sending again")
+        if not self.patience.ended(self._silent[client]):
             return
-        seconds = f"{self._patience.seconds:.0f} s"
-        if self._patience.absent == "skip":
-            if not self._post.anyone():
+        seconds = f"{self.patience.seconds:.0f} s"
+        if self.patience.absent == "skip":
+            if not self.post.anyone():
                 raise UserError(
                     f"no silo was connected for {seconds}: check the SuperLink, then `ekiden "
                     "resume`"
                 )
-            self._warn(
-                f"{client} did not answer for {seconds}: going on without it (--absent skip)"
-            )
+            self.warn(f"{client} did not answer for {seconds}: going on without it (--absent skip)")
         raise ClientMissing(
             f"{client} did not answer for {seconds}: start it, then `ekiden resume`"
         )

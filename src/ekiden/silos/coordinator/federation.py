@@ -85,6 +85,11 @@ class Federation(Checked):
         """The folder of the silos' public keys."""
         return self.folder / "keys"
 
+    @property
+    def database(self) -> Path:
+        """The SuperLink's messages."""
+        return self.folder / "link.db"
+
     def silo(self, name: str) -> Path:
         """Return the folder to give to a silo."""
         return self.folder / "silos" / name

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -78,39 +78,30 @@ class Nodes(Protocol):
         """Return the answers that have come; each answer is returned once."""
 
 
+@dataclass
 class Roll:
     """A post that addresses silos by name."""
 
-    def __init__(
-        self,
-        nodes: Nodes,
-        clients: Sequence[str],
-        public_keys: Mapping[str, str],
-        patience: Patience,
-        warn: Callable[[str], None],
-        data: str = "",
-        plan: str = "",
-    ) -> None:
-        self._nodes = nodes
-        self._clients = clients
-        self._keys = public_keys
-        self._patience = patience
-        self._warn = warn
-        self._data = data
-        self._plan = plan
-        self._terms = ""
-        self._began = False
-        self._greeted: dict[int, str] = {}
-        self._pending: dict[str, tuple[int, str, float]] = {}
-        self._silos: dict[str, tuple[int, Hello]] = {}
-        # nodes that proved their names, and so are told the terms
-        self._known: dict[int, str] = {}
-        # the silos' reasons for not taking part
-        self._reasons: dict[str, str] = {}
-        # reasons of silos that proved their names
-        self._refused: dict[str, str] = {}
-        # when others have had time to refuse, too
-        self._others_until = 0.0
+    nodes: Nodes
+    clients: Sequence[str]
+    public_keys: Mapping[str, str]
+    patience: Patience
+    warn: Say
+    data: str = ""
+    plan: str = ""
+    _terms: str = ""
+    _began: bool = False
+    _greeted: dict[int, str] = field(default_factory=dict)
+    _pending: dict[str, tuple[int, str, float]] = field(default_factory=dict)
+    _silos: dict[str, tuple[int, Hello]] = field(default_factory=dict)
+    # nodes that proved their names, and so are told the terms
+    _known: dict[int, str] = field(default_factory=dict)
+    # the silos' reasons for not taking part
+    _reasons: dict[str, str] = field(default_factory=dict)
+    # reasons of silos that proved their names
+    _refused: dict[str, str] = field(default_factory=dict)
+    # when others have had time to refuse, too
+    _others_until: float = 0.0
 
     def gather(
         self, clients: Collection[str] = (), *, all_of_them: bool = True
@@ -119,7 +110,7 @@ class Roll:
 
         A silo that refuses ends the wait as soon as all that are connected have answered.
         """
-        clients = clients or self._clients
+        clients = clients or self.clients
         since, told = time.monotonic(), 0.0
         while True:
             self._call()
@@ -130,14 +121,14 @@ class Roll:
             absent = [c for c in clients if c not in self._silos]
             waited = time.monotonic() - since
             # asked once: else patience could end between the two uses
-            ended = self._patience.ended(since)
+            ended = self.patience.ended(since)
             some = not all_of_them and self._silos and ended
             if not absent or some:
                 if absent:
-                    self._warn(
+                    self.warn(
                         f"{self._with_reasons(absent)} did not come: going on without (--absent skip)"
                     )
-                return {c: self._silos[c][1] for c in self._clients if c in self._silos}
+                return {c: self._silos[c][1] for c in self.clients if c in self._silos}
             if ended:
                 raise ClientMissing(
                     f"{self._with_reasons(absent)} did not come: run `ekiden silo start silo.toml` "
@@ -145,8 +136,8 @@ class Roll:
                 )
             if waited > told + 30:
                 told = waited
-                self._warn(f"waiting for {self._with_reasons(absent)}")
-            time.sleep(self._patience.pause(since))
+                self.warn(f"waiting for {self._with_reasons(absent)}")
+            time.sleep(self.patience.pause(since))
 
     def begin(self) -> None:
         """From now on, a silo that refuses is away if the run goes on without silos that are."""
@@ -168,15 +159,15 @@ class Roll:
 
     def send(self, client: str, data: bytes) -> str | Lost:
         """Send to the node that is now `client`."""
-        if client not in self._silos or self._silos[client][0] not in self._nodes.ids():
+        if client not in self._silos or self._silos[client][0] not in self.nodes.ids():
             self._call()
         if client not in self._silos:
             return Lost("not connected")
-        return self._nodes.send(self._silos[client][0], data)
+        return self.nodes.send(self._silos[client][0], data)
 
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
         """Return the answers that have come."""
-        return self._nodes.receive(tickets) if tickets else {}
+        return self.nodes.receive(tickets) if tickets else {}
 
     def reader(self, client: str) -> Reader | None:
         """Return the silo with the key that it gave when it introduced itself; None if it is not
@@ -191,25 +182,25 @@ class Roll:
 
     def anyone(self) -> bool:
         """Return whether any silo is connected."""
-        return any(node in self._nodes.ids() for node, _ in self._silos.values())
+        return any(node in self.nodes.ids() for node, _ in self._silos.values())
 
     def _call(self) -> None:
         """Greet new nodes, and receive their answers."""
-        present = set(self._nodes.ids())
+        present = set(self.nodes.ids())
         self._greeted = {node: name for node, name in self._greeted.items() if node in present}
         self._silos = {name: silo for name, silo in self._silos.items() if silo[0] in present}
         self._known = {node: name for node, name in self._known.items() if node in present}
         for node in sorted(present - set(self._greeted)):
             nonce = secrets.token_hex(16)
             terms = self._terms if node in self._known else ""
-            ticket = self._nodes.send(
-                node, pack(Ask(HELLO, terms, nonce, self._data, plan="" if terms else self._plan))
+            ticket = self.nodes.send(
+                node, pack(Ask(HELLO, terms, nonce, self.data, plan="" if terms else self.plan))
             )
             if isinstance(ticket, str):
                 self._greeted[node] = ""
                 self._pending[ticket] = (node, nonce, time.monotonic())
         for ticket, data in (
-            self._nodes.receive(list(self._pending)).items() if self._pending else ()
+            self.nodes.receive(list(self._pending)).items() if self._pending else ()
         ):
             node, nonce, _ = self._pending.pop(ticket)
             if isinstance(data, Lost):
@@ -230,7 +221,7 @@ class Roll:
             answer, body = unpack(data, Answer)
             hello: Hello | None = wire.decode(body, Hello) if body or not answer.error else None
         except wire.WireError as error:
-            self._warn(
+            self.warn(
                 "a node sent an unreadable answer, maybe from another version of Ekiden "
                 f"({error}): ignored"
             )
@@ -238,11 +229,13 @@ class Roll:
         name = answer.silo[:80]
         if hello is None:
             self._reasons[name] = said(answer.error, 300)
-            self._warn(f"a node that says it is {name!r} cannot take part: {said(answer.error)}")
-        elif name not in self._clients:
-            self._warn(f"silo {name!r} is connected, but not among --clients: ignored")
-        elif not keys.proves(self._keys[name], HELLO, signed_text(nonce, name), hello.signature):
-            self._warn(f"a node says it is {name!r} but does not hold the key of {name!r}: ignored")
+            self.warn(f"a node that says it is {name!r} cannot take part: {said(answer.error)}")
+        elif name not in self.clients:
+            self.warn(f"silo {name!r} is connected, but not among --clients: ignored")
+        elif not keys.proves(
+            self.public_keys[name], HELLO, signed_text(nonce, name), hello.signature
+        ):
+            self.warn(f"a node says it is {name!r} but does not hold the key of {name!r}: ignored")
         elif name in self._silos:
             raise UserError(
                 f"two silos are called {name!r}: give each its own name in its silo.toml"
@@ -264,9 +257,9 @@ class Roll:
             self._silos[name] = (node, hello)
 
     def _refuse(self, name: str, why: str) -> None:
-        if self._began and self._patience.absent == "skip":
+        if self._began and self.patience.absent == "skip":
             self._reasons[name] = why
-            self._warn(f"{name} stays away: {why}")
+            self.warn(f"{name} stays away: {why}")
         elif self._began:
             raise UserError(f"silo {name}: {why}")
         else:

@@ -3,7 +3,7 @@ what silos report.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
@@ -98,11 +98,8 @@ class Remote(Transport):
             written: places of the tasks that left each silo's private state.
         """
         self._courier = courier
-        self._method = setup.method
-        self._build = setup.build
+        self._setup = setup
         self._agreed = agreed
-        self._terms = agreed.text()
-        self._initial = partial(initial_weights, setup)
         self._note = note
         self._held = held or {}
         self._written = written or {}
@@ -204,7 +201,7 @@ class Remote(Transport):
     def value(self, ref: Ref[Any]) -> Any:
         """Fetch the value behind `ref`."""
         if ref == INITIAL:
-            return self._initial()
+            return initial_weights(self._setup)
         task = ref.key.split("-", 2)[2]
         if ref in self._running:
             # silos send the next ones with their answers
@@ -217,7 +214,7 @@ class Remote(Transport):
         try:
             name = parcel.value_key(ref.key, self._absences if self._full else ())
             plain = self._sealer.open(data, lock, ref.owner, name, lock.step)
-            value = wire.decode(plain.data, payload_types(self._method, task)[1])
+            value = wire.decode(plain.data, payload_types(self._setup.method, task)[1])
             parcel.check(value, self._network, whole=False)
             if ref.owner in self._held:
                 parcel.check_claims(value, self._held[ref.owner])
@@ -230,7 +227,7 @@ class Remote(Transport):
     def size(self, ref: Ref[Any]) -> int:
         """Return the size of the value's content in bytes, as its owner reports it."""
         if ref == INITIAL:
-            return wire.size(self._initial())
+            return wire.size(initial_weights(self._setup))
         self._finish(ref)
         if ref not in self._sizes:
             self._order(ref, *self._readers(ref))
@@ -351,7 +348,12 @@ class Remote(Transport):
         )
         state = self._states.get(client, self._written.get(client, ""))
         ask = parcel.Ask(
-            kind, self._terms, state=state, settled=steps, keep=keep, absent=tuple(sorted(absent))
+            kind,
+            self._agreed.text(),
+            state=state,
+            settled=steps,
+            keep=keep,
+            absent=tuple(sorted(absent)),
         )
         return replace(ask, **changes)
 
@@ -484,7 +486,7 @@ class Remote(Transport):
     @cached_property
     def _network(self) -> Network:
         """The network that the silos' models must fit."""
-        return Network(self._build())
+        return Network(self._setup.build())
 
 
 def _planned(
@@ -498,12 +500,12 @@ def _made(ref: Ref[Any]) -> tuple[str, int]:
     return ref.owner, int(ref.key.split("-", 1)[0])
 
 
+@dataclass(frozen=True)
 class SiloTests:
     """Measures models on the test samples of all silos; the samples stay at the silos."""
 
-    def __init__(self, remote: Remote, agreed: Agreement) -> None:
-        self._remote = remote
-        self._agreed = agreed
+    remote: Remote
+    agreed: Agreement
 
     def __call__(
         self, model: Weights | None, personal: list[Weights], *, last: bool = False
@@ -511,11 +513,11 @@ class SiloTests:
         """Return the row of metrics, as `ekiden.core.engine.evaluation.TestSet` does on one machine."""
         shared = [] if model is None else [model]
         models = shared + personal
-        agreed = self._agreed
+        agreed = self.agreed
         if not models or not agreed.measured_steps:
             return {}
         told = telling(agreed, len(models), last=last)
-        total, shown = self._remote.evaluate(agreed.clients, models, len(shared), told)
+        total, shown = self.remote.evaluate(agreed.clients, models, len(shared), told)
         row = row_of(total, shown, agreed, len(shared), told, last=last) if total else {}
         if row and personal:
             row["consensus"] = consensus(personal)

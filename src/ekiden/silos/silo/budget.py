@@ -5,23 +5,19 @@ The silo computes ε itself, from what it is asked to train and from its own num
 """
 
 import hashlib
-import json
-import os
-import secrets
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TypeVar
 
-from ekiden.core.base.checks import Checked, CountOrZero, Fraction, NonNegative, Positive, made
+from ekiden.core.base.checks import Checked, CountOrZero, Fraction, NonNegative, Positive
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.files import write_once
 from ekiden.core.training.private import DP, Noise, Spent, composed, noise_for
 from ekiden.silos.silo.silo_file import SiloFile
-from ekiden.silos.silo.told import hold_ledger
+from ekiden.silos.silo.told import append, hold_ledger, lines_of
 from ekiden.silos.trust.agreement import Agreement
+from ekiden.silos.trust.sealing import kept_secret
 
 FILE = "privacy.jsonl"
 """file in the silo's folder: a line for each training with noise, written before it begins, and for
@@ -29,10 +25,8 @@ each release of noisy sums, written before it leaves; never changed"""
 EVALUATIONS = "evaluations.jsonl"
 """file in the silo's folder: a line for each run that measures models with noise, written before its
 first counts leave; never changed"""
-_SECRET = "noise.key"
 # rounding, if the parts of a run are composed in another way than the whole
 _SLACK = 1 + 1e-9
-L = TypeVar("L", bound=Checked)
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,7 @@ def check(file: SiloFile, terms: Agreement) -> None:
             "over all runs: give "
             "--dp (limits.epsilon in its silo.toml)"
         )
-    _check_runs(file, terms.run, dp, _read(file.folder / FILE, LedgerLine))
+    _check_runs(file, terms.run, dp, lines_of(file.folder / FILE, LedgerLine))
 
 
 @dataclass(frozen=True)
@@ -140,7 +134,7 @@ def told(file: SiloFile, data: str) -> float:
 
 
 def _measured(file: SiloFile, data: str) -> list[MeasuredLine]:
-    lines = _read(file.folder / EVALUATIONS, MeasuredLine)
+    lines = lines_of(file.folder / EVALUATIONS, MeasuredLine)
     return [line for line in lines if line.data == data]
 
 
@@ -155,10 +149,8 @@ def measured_noise(file: SiloFile, terms: Agreement, folder: Path, models: str) 
     ledger = file.folder / EVALUATIONS
     with hold_ledger(ledger):
         if (line := check_measured(file, terms)) is not None:
-            _append(ledger, line)
-    secret = write_once(folder / _SECRET, secrets.token_bytes(32))
-    key = hashlib.blake2b(f"measured {models}".encode(), key=secret, digest_size=32)
-    return Noise(key.digest())
+            append(ledger, line)
+    return Noise(kept_secret(folder, f"noise of measured {models}"))
 
 
 @dataclass(frozen=True)
@@ -184,14 +176,13 @@ class LedgerKeeper:
         """Return the key of the noise of a fit, with `note` once it is written down that it is
         spent.
         """
-        secret = write_once(self.folder / _SECRET, secrets.token_bytes(32))
-        key = hashlib.blake2b(f"{self.task} {fit}".encode(), key=secret, digest_size=32).digest()
+        key = kept_secret(self.folder, f"noise of {self.task} {fit}")
         mark = hashlib.blake2b(key, digest_size=16).hexdigest()
         dp = DP.parse(self.terms.recipe.dp)
         assert dp is not None, "noise is asked for where there is a promise"
         ledger = self.file.folder / FILE
         with hold_ledger(ledger):
-            lines = _read(ledger, LedgerLine)
+            lines = lines_of(ledger, LedgerLine)
             mine = [line for line in lines if line.run == self.terms.run]
             if any(line.mark == mark for line in mine):
                 return key
@@ -206,13 +197,13 @@ class LedgerKeeper:
             _check_runs(self.file, self.terms.run, dp, lines)
             if note:
                 about = (_now(), self.terms.run, dp.epsilon, dp.delta, mark)
-                _append(ledger, LedgerLine(*about, **asdict(spent)))
+                append(ledger, LedgerLine(*about, **asdict(spent)))
         return key
 
 
 def promised(file: SiloFile) -> float:
     """Return the sum of epsilon over all runs so far."""
-    return sum(line.epsilon for line in _by_run(_read(file.folder / FILE, LedgerLine)))
+    return sum(line.epsilon for line in _by_run(lines_of(file.folder / FILE, LedgerLine)))
 
 
 def _by_run(lines: Iterable[LedgerLine]) -> Collection[LedgerLine]:
@@ -245,34 +236,3 @@ def _check_runs(file: SiloFile, run: str, dp: DP, lines: Sequence[LedgerLine]) -
 def _exactly(number: float) -> Decimal:
     """Return the number as it is written: 0.1 and 0.2 are 0.3, and no more."""
     return Decimal(repr(number))
-
-
-def _read(ledger: Path, kind: type[L]) -> list[L]:
-    """Return the ledger's lines. What a crash left unfinished at its end was not spent: training
-    had not begun.
-    """
-    try:
-        text = ledger.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {ledger} ({error}): restore it from a backup") from None
-    lines = []
-    for number, line in enumerate(text.split("\n")[:-1], 1):
-        try:
-            lines.append(made(kind, json.loads(line)))
-        except (ValueError, UserError) as error:
-            raise UserError(
-                f"{ledger}, line {number} is damaged ({error}): restore it from a backup"
-            ) from None
-    return lines
-
-
-def _append(ledger: Path, line: LedgerLine | MeasuredLine) -> None:
-    """Append a line, and wait until it is on the disk."""
-    with open(os.open(ledger, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
-        file.seek(file.read().rfind(b"\n") + 1)
-        file.truncate()
-        file.write(json.dumps(asdict(line)).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())

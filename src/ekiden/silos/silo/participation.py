@@ -43,7 +43,6 @@ _COUNT = "requests"
 _DATA = "data"
 # Largest size of arguments, in largest models: a gossip task gets its neighbours' models
 _ARGUMENT_BYTES = 64
-_SEALING_KEY = "sealing.key"
 
 
 def log_request(folder: Path, line: str, run: str = "") -> None:
@@ -95,15 +94,17 @@ def _log_sizes(folder: Path) -> dict[str, int]:
         return {}
 
 
+@dataclass(frozen=True)
 class Admission:
     """Admission of one run at a silo, with the run's folder."""
 
-    def __init__(self, file: SiloFile, terms: Agreement) -> None:
-        self._name = file.name
-        self._limits = file.limits
-        self._runs = file.folder / "runs"
-        self._terms = terms
-        self.folder = self._runs / terms.run
+    file: SiloFile
+    terms: Agreement
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.file.folder / "runs" / self.terms.run
 
     def bind(self) -> None:
         """Bind the run to its terms on the disk at first contact; later, refuse any others."""
@@ -112,7 +113,7 @@ class Admission:
             self.folder.mkdir(parents=True, exist_ok=True)
             # its age is the age of the folder
             (self.folder / "lock").touch()
-            write_once(self.folder / TERMS, self._terms.text().encode())
+            write_once(self.folder / TERMS, self.terms.text().encode())
         self.check()
 
     @property
@@ -127,9 +128,9 @@ class Admission:
         nothing.
         """
         file = self.folder / TERMS
-        if self.bound and file.read_bytes() != self._terms.text().encode():
+        if self.bound and file.read_bytes() != self.terms.text().encode():
             raise UserError(
-                f"run {self._terms.run} has other terms at {self._name} ({file}): start a new run"
+                f"run {self.terms.run} has other terms at {self.file.name} ({file}): start a new run"
             )
 
     def check_data(self, fingerprint: str) -> None:
@@ -139,21 +140,21 @@ class Admission:
         file = self.folder / _DATA
         if write_once(file, fingerprint.encode()) != fingerprint.encode():
             raise UserError(
-                f"{self._name} holds other samples or labels than when run {self._terms.run} began "
+                f"{self.file.name} holds other samples or labels than when run {self.terms.run} began "
                 f"({file}): put them "
                 "back, or start a new run"
             )
 
     def count(self) -> None:
         """Count a request of the run."""
-        file, most = self.folder / _COUNT, self._limits.requests
+        file, most = self.folder / _COUNT, self.file.limits.requests
         try:
             before = int(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             before = 0
         if before >= most:
             raise UserError(
-                f"run {self._terms.run} has sent {before} requests, {self._name} answers {most} of "
+                f"run {self.terms.run} has sent {before} requests, {self.file.name} answers {most} of "
                 "a run "
                 "(limits.requests in its silo.toml)"
             )
@@ -166,17 +167,17 @@ class Admission:
         step, _, task = key.split("-", 2)
         if write_once(self.folder / f"shown-{step}-{task}", digest.encode()) != digest.encode():
             raise UserError(
-                f"{self._name} has shown the server another result of run {self._terms.run}: "
+                f"{self.file.name} has shown the server another result of run {self.terms.run}: "
                 "refused"
             )
 
     def check_disk(self) -> None:
         """Refuse to store more than the silo allows."""
-        used, most = sum(sizes(self._runs)), self._limits.disk_bytes
+        used, most = sum(sizes(self.folder.parent)), self.file.limits.disk_bytes
         if used >= most:
             raise UserError(
-                f"{self._name} stores {used} bytes of all runs, {most} at most (limits.disk_bytes "
-                f"in its silo.toml): remove old folders in {self._runs}, or raise it"
+                f"{self.file.name} stores {used} bytes of all runs, {most} at most (limits.disk_bytes "
+                f"in its silo.toml): remove old folders in {self.folder.parent}, or raise it"
             )
 
 
@@ -282,7 +283,7 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
             told.note(file.folder, one, write_down=False)
     admission.bind()
     file.meet(terms.clients)
-    data = custody.fingerprint(client, custody.kept_salt(admission.folder))
+    data = custody.fingerprint(client, sealing.kept_secret(admission.folder, "fingerprint"))
     admission.check_data(data)
     if first:
         began = f"run {terms.run} begins: {terms.method} among {', '.join(terms.clients)}"
@@ -290,7 +291,7 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
         if revision := terms.revision:
             words = _told(revision, admission.folder.with_name(revision.run))
             log_request(file.folder, f"run {terms.run} {words}", terms.run)
-    private = sealing.kept_private(admission.folder / _SEALING_KEY)
+    private = sealing.kept_private(admission.folder)
     sealer = Party(file.name, terms.run, terms.digest, private, terms.silos, partial(sign, file))
     return Agreed(file, client, terms, worker, sealer, plan, admission, data)
 

@@ -73,33 +73,34 @@ class LostValue(UserError):
     """An outcome or a private state that is missing or damaged."""
 
 
+@dataclass(frozen=True)
 class Shelf:
     """The folder of one run at one silo. Work of `void` steps does not count: the silo was
     missing.
     """
 
-    def __init__(self, folder: Path, private_type: Any) -> None:
-        self._folder = folder
-        self._private_type = private_type
+    folder: Path
+    # of the client's state
+    private_type: Any
 
     @property
     def journal(self) -> Path:
         """Folder for the progress of unfinished tasks."""
-        return self._folder / "journal"
+        return self.folder / "journal"
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Lock the run against other processes of this silo: one task at a time."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         # its age is the run's age
-        (self._folder / "lock").touch()
-        with locked(self._folder / "lock"):
+        (self.folder / "lock").touch()
+        with locked(self.folder / "lock"):
             yield
 
     def find(self, place: Place, task: str, digest: str) -> tuple[Done, Encoded] | None:
         """Return the outcome of exactly this request, if it is there and undamaged."""
         try:
-            done, value = self._load(self._outcome(place, task))
+            done, value = self._load(self._file("outcome", place, task))
         except LostValue:
             return None
         return (done, value) if done.digest == digest else None
@@ -111,7 +112,7 @@ class Shelf:
             LostValue: it is missing or damaged.
         """
         place, task = _place(key)
-        return self._load(self._outcome(place, task))
+        return self._load(self._file("outcome", place, task))
 
     def request(self, key: str) -> tuple[Asked, bytes, dict[str, Encoded]] | None:
         """Return the request whose answer was the value `key`, with the own values that it names,
@@ -119,7 +120,7 @@ class Shelf:
         """
         place, task = _place(key)
         try:
-            asked, data = unpack(self._request(place, task).read_bytes(), Asked)
+            asked, data = unpack(self._file("request", place, task).read_bytes(), Asked)
         except (OSError, wire.WireError):
             return None
         own, offset = {}, asked.length
@@ -145,7 +146,7 @@ class Shelf:
         """
         if made is None:
             return None
-        kind, path = self._private_type, self._private(made)
+        kind, path = self.private_type, self._file("private", made)
         with _lost_if_damaged(path):
             return wire.assemble(*read_tensors(path), Optional[kind] if kind is not None else None)  # noqa: UP045
 
@@ -168,7 +169,7 @@ class Shelf:
         """Store the client's state that a task left. It counts only with the outcome, so it is
         written first.
         """
-        write(self._private(place), with_digest(wire.chunks(private)))
+        write(self._file("private", place), with_digest(wire.chunks(private)))
 
     def put(
         self,
@@ -180,23 +181,23 @@ class Shelf:
         request: Sequence[bytes],
     ) -> None:
         """Store an outcome. It counts once its file is there."""
-        write(self._outcome(place, task), marked([pack(done), value.data]))
+        write(self._file("outcome", place, task), marked([pack(done), value.data]))
         # The file needs no digest: `asked` has the digests of the request and of the value that
         # must come out.
-        write(self._request(place, task), [pack(asked), *request], sync=False)
+        write(self._file("request", place, task), [pack(asked), *request], sync=False)
 
     @property
     def settled(self) -> int:
         """Return the number of final steps of the run, as far as is known here."""
         try:
-            return int(bytes(verified((self._folder / "settled").read_bytes())))
+            return int(bytes(verified((self.folder / "settled").read_bytes())))
         except (OSError, ValueError, Damaged):
             return 0
 
     def settle(self, steps: int, keep: Callable[[str], bool], void: Sequence[int] = ()) -> None:
         """Drop what the run no longer needs, now that its first `steps` steps are final."""
         if steps > self.settled:
-            write(self._folder / "settled", marked([str(steps).encode()]), sync=False)
+            write(self.folder / "settled", marked([str(steps).encode()]), sync=False)
         for _, place, path in self._files():
             if place[0] in void:
                 path.unlink()
@@ -225,17 +226,11 @@ class Shelf:
         """Return the places of the kept tasks that changed the client's state."""
         return [place for kind, place, _ in self._files() if kind == "private"]
 
-    def _private(self, place: Place) -> Path:
-        return self._folder / f"private-{text_of(place)}.parcel"
-
-    def _outcome(self, place: Place, task: str) -> Path:
-        return self._folder / f"outcome-{place[0]}-{place[1]}-{task}.parcel"
-
-    def _request(self, place: Place, task: str) -> Path:
-        return self._folder / f"request-{place[0]}-{place[1]}-{task}.parcel"
+    def _file(self, kind: str, place: Place, *task: str) -> Path:
+        return self.folder / f"{'-'.join((kind, text_of(place), *task))}.parcel"
 
     def _files(self) -> Iterator[tuple[str, Place, Path]]:
-        for path in self._folder.glob("*.parcel"):
+        for path in self.folder.glob("*.parcel"):
             match = _NAME.fullmatch(path.name)
             if match:
                 yield match[1], (int(match[2]), int(match[3])), path

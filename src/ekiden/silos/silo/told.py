@@ -7,17 +7,29 @@ anything else needs noise.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from ekiden.core.base.checks import Checked, made, plain
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.files import lock_file, locked, write, write_once
+from ekiden.core.base.files import lock_file, locked, write_once
 
-FILE = "told.json"
+FILE = "told.jsonl"
 """file in the silo's folder: what was reported about samples of each kind, never changed"""
-Told = dict[str, dict[str, str]]
+L = TypeVar("L", bound=Checked)
+
+
+@dataclass(frozen=True)
+class ToldLine(Checked):
+    """A line of that file."""
+
+    # the samples, as `ToldSums.kind`
+    kind: str
+    about: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -40,8 +52,8 @@ def note(folder: Path, told: ToldSums, *, write_down: bool = True) -> None:
     """
     kind, about = told.kind, told.about
     file = folder / FILE
-    with _held(folder) as known:
-        before = known.get(kind, {})
+    with hold_ledger(file):
+        before = _told(file, kind)
         for what, value in about.items():
             if before.get(what, value) == value or (what == "members" and told.released()):
                 continue
@@ -51,7 +63,7 @@ def note(folder: Path, told: ToldSums, *, write_down: bool = True) -> None:
                 f"nobody read those sums, empty {file}"
             )
         if write_down and {**before, **about} != before:
-            write(file, [json.dumps({**known, kind: {**before, **about}}).encode()])
+            append(file, ToldLine(kind, about))
 
 
 def count(folder: Path, kind: str, task: str, numbers: int, most: int) -> int:
@@ -60,19 +72,22 @@ def count(folder: Path, kind: str, task: str, numbers: int, most: int) -> int:
     If these are more than `most`, nothing is noted, and nothing may be told. The same task counts
     once.
     """
-    with _held(folder) as known:
-        tasks = known.get(kind, {}) | {task: str(numbers)}
+    line = ToldLine(kind, {task: str(numbers)})
+    with hold_ledger(folder / FILE):
+        tasks = {**_told(folder / FILE, kind), **line.about}
         told = sum(map(int, tasks.values()))
         if told <= most:
-            write(folder / FILE, [json.dumps({**known, kind: tasks}).encode()])
+            append(folder / FILE, line)
     return told
 
 
-@contextmanager
-def _held(folder: Path) -> Iterator[Told]:
-    """Give what was told, and keep other processes of the silo from changing it."""
-    with hold_ledger(folder / FILE):
-        yield _read(folder / FILE)
+def _told(file: Path, kind: str) -> dict[str, str]:
+    """Return what was told about samples of a kind."""
+    found = dict[str, str]()
+    for line in lines_of(file, ToldLine):
+        if line.kind == kind:
+            found |= line.about
+    return found
 
 
 @contextmanager
@@ -96,9 +111,30 @@ def hold_ledger(file: Path) -> Iterator[None]:
         yield
 
 
-def _read(file: Path) -> Told:
+def lines_of(ledger: Path, kind: type[L]) -> list[L]:
+    """Return the ledger's lines. What a crash left unfinished at its end was not told."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8") or "{}")
-        return {str(kind): dict(about) for kind, about in found.items()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise UserError(f"{file} is damaged ({error}): restore it from a backup") from None
+        text = ledger.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {ledger} ({error}): restore it from a backup") from None
+    lines = []
+    for number, line in enumerate(text.split("\n")[:-1], 1):
+        try:
+            lines.append(made(kind, json.loads(line)))
+        except (ValueError, UserError) as error:
+            raise UserError(
+                f"{ledger}, line {number} is damaged ({error}): restore it from a backup"
+            ) from None
+    return lines
+
+
+def append(ledger: Path, line: Checked) -> None:
+    """Append a line, and wait until it is on the disk."""
+    with open(os.open(ledger, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+        file.seek(file.read().rfind(b"\n") + 1)
+        file.truncate()
+        file.write(json.dumps(plain(line)).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())

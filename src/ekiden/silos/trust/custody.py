@@ -9,16 +9,13 @@ holds one entry per line, in a DSSE envelope.
 import hashlib
 import hmac
 import json
-import secrets
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from ekiden.core.base.checks import CountOrZero, made
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.files import disk_error, write_once
 from ekiden.core.data.samples import ClientData
 from ekiden.core.engine import wire
 from ekiden.core.engine.wire import Ref
@@ -27,9 +24,6 @@ from ekiden.silos.trust import keys
 from ekiden.silos.trust.sealing import Sign
 
 FILE = "custody.jsonl"
-# file in a run's folder at a silo
-SALT = "custody.salt"
-_SALT_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -188,21 +182,6 @@ def fingerprint(data: ClientData, salt: bytes) -> str:
     """
     parts = (data.train, data.val, data.test)
     return hmac.new(salt, b"".join(part.digest for part in parts), hashlib.sha256).hexdigest()
-
-
-def kept_salt(folder: Path) -> bytes:
-    """Return the salt of a run at a silo, drawn at the first call. Only the file's owner can read
-    it.
-    """
-    file = folder / SALT
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        salt = write_once(file, secrets.token_bytes(_SALT_BYTES))
-    except OSError as error:
-        raise disk_error(error, file) from error
-    if len(salt) != _SALT_BYTES:
-        raise UserError(f"{file} is damaged: restore it, or start a new run")
-    return salt
 
 
 def digest(chunks: Iterable[bytes | memoryview]) -> str:

@@ -10,13 +10,15 @@ or reader is refused like a changed one. Another reader of the same value knows 
 replace the value: the lock holds the digest.
 """
 
+import hashlib
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.files import write_once
+from ekiden.core.base.files import disk_error, write_once
 from ekiden.core.engine import wire
 from ekiden.core.engine.wire import SERVER, Encoded
 from ekiden.silos.trust import keys
@@ -26,6 +28,8 @@ Sign = Callable[[str, bytes], str]
 _PIECE = 1 << 30
 _TAG = 16
 _KEY_BYTES = 32
+# file in a run's folder at a silo
+SECRET = "secret.key"
 # kinds of what is signed
 KEY, _SEAL = "key", "seal"
 
@@ -242,20 +246,26 @@ def public_of(private: Any) -> str:
     return str(private.public_key().public_bytes_raw().hex())
 
 
-def kept_private(file: Path) -> Any:
-    """Return the X25519 key in `file`, made at the first call. Only the owner of the file can read
-    it.
+def kept_secret(folder: Path, purpose: str) -> bytes:
+    """Return 32 secret bytes for one purpose, the same at each call for a run with this folder. They
+    follow from a file that only its owner can read.
     """
+    file = folder / SECRET
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = write_once(file, secrets.token_bytes(_KEY_BYTES))
+    except OSError as error:
+        raise disk_error(error, file) from error
+    if len(kept) != _KEY_BYTES:
+        raise UserError(f"{file} is damaged: restore it, or start a new run")
+    return hashlib.blake2b(purpose.encode(), key=kept, digest_size=_KEY_BYTES).digest()
+
+
+def kept_private(folder: Path) -> Any:
+    """Return a silo's X25519 key of the run with this folder."""
     from cryptography.hazmat.primitives.asymmetric import x25519
 
-    file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        kept = write_once(file, new_private().private_bytes_raw())
-        return x25519.X25519PrivateKey.from_private_bytes(kept)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{file} is damaged ({error}): remove it; values sealed for it are asked for again"
-        ) from None
+    return x25519.X25519PrivateKey.from_private_bytes(kept_secret(folder, "sealing"))
 
 
 def _statement(binding: Binding, reader: str) -> bytes:
