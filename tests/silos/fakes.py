@@ -45,7 +45,7 @@ def with_keys(
     files = [
         silo_file(folder, name, more + link.format(name=name), trusting=trusting) for name in names
     ]
-    public = {f.name: keys.read_public(keys.generate(f.beside(f.link.key))) for f in files}
+    public = {f.name: keys.read_public(keys.generate(f.key)) for f in files}
     (folder / "peers").mkdir(exist_ok=True)
     for name, key in public.items():
         (folder / "peers" / f"{name}.pub").write_text(key)
@@ -186,7 +186,7 @@ class FakeNodes:
         names = [file.name for file in files]
         self.files = {100 + i: keyed(file, names) for i, file in enumerate(files)}
         # the silos' public keys
-        self.public = {f.name: keys.public_of(f.beside(f.link.key)) for f in self.files.values()}
+        self.public = {f.name: keys.public_of(f.key) for f in self.files.values()}
         self.log: list[tuple[int, bytes]] = []
         self.lose: Callable[[int, bytes], Lost | None] = lambda node, data: None
         self.corrupt: dict[int, bytes] = {}

@@ -58,12 +58,10 @@ def test_every_silo_gets_what_it_needs_and_no_other_silos_secret(made: Federatio
     for name in SILOS:
         file = silo_file.read(made.silo(name) / "silo.toml")
         assert (file.name, file.link.address, file.data.path) == (name, made.address, "data")
-        key = file.beside(file.link.key)
+        key = file.key
         assert keys.same(keys.public_of(key), public[name])
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
-        peers = {
-            path.stem: path.read_text().strip() for path in file.beside(file.link.peers).iterdir()
-        }
+        peers = {path.stem: path.read_text().strip() for path in file.peers.iterdir()}
         assert peers == {other: text for other, text in public.items() if other != name}
         assert file.beside(file.link.certificate).read_bytes() == made.certificate.read_bytes()
         assert [path.name for path in made.silo(name).rglob("*.key")] == [f"{name}.key"]

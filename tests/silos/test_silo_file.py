@@ -51,7 +51,7 @@ def test_a_full_file(tmp_path: Path) -> None:
         2,
     )
     assert file.folder == tmp_path / "a-silo"
-    assert file.beside(file.link.key) == tmp_path / "a.key"
+    assert file.key == tmp_path / "a.key"
     dataset, client = file.load()
     assert client.name == "a"
     assert len(client.train) == len(dataset.train)

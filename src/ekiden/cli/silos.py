@@ -188,16 +188,8 @@ def start(options: SiloStartOptions) -> None:
     if file.link.certificate:
         certificate = file.beside(file.link.certificate)
     check_link(file.link.address, certificate, log)
-    if not file.link.key:
-        raise UserError(
-            f'{file.path}: give the silo a key: [link] key = "{file.name}.key", then `ekiden silo '
-            "keys`"
-        )
-    if not file.beside(file.link.key).is_file():
-        raise UserError(
-            f"there is no key {file.beside(file.link.key)}: make it with `ekiden silo keys "
-            f"{file.path}`"
-        )
+    if not file.key.is_file():
+        raise UserError(f"there is no key {file.key}: make it with `ekiden silo keys {file.path}`")
     with supernode.alone(file):
         _serve(file, log)
 
@@ -234,7 +226,7 @@ def _serve(file: SiloFile, log: Log) -> None:
 
 def _doubts(file: SiloFile) -> Iterator[str]:
     """Yield what the operator of a silo should look at."""
-    if not (file.link.peers and any(file.beside(file.link.peers).glob("*.pub"))):
+    if not any(file.peers.glob("*.pub")):
         yield (
             "the silo knows no key of another one, and refuses runs: take the "
             f"coordinator's roster.json by `ekiden silo join {file.path} roster.json`"
@@ -299,11 +291,8 @@ def sums(options: SumsOptions) -> None:
 def make_keys(options: KeysOptions) -> None:
     """`ekiden silo keys silo.toml`."""
     file = silo_file.read(options.file)
-    if not file.link.key:
-        raise UserError(f'{file.path}: say where the key is to be: [link] key = "{file.name}.key"')
-    private = file.beside(file.link.key)
-    public = keys.generate(private)
-    say(f"private key: {private} (stays here)\npublic key:  {public}")
+    public = keys.generate(file.key)
+    say(f"private key: {file.key} (stays here)\npublic key:  {public}")
     say(f"fingerprint: {keys.fingerprint(keys.read_public(public))}")
     say(
         f"give the public key to the coordinator as {file.name}.pub, who lets the silo in with\n"
@@ -320,8 +309,6 @@ def release(options: ReleaseOptions) -> None:
     from ekiden.silos.trust.masking import RELEASE, release_text
 
     file = silo_file.read(options.file)
-    if not file.link.key:
-        raise UserError(f"{file.path}: only a silo with a key can agree: name it under [link]")
     before = agreements.read(options.run, partial(trusted.own_copy, file))
     # its own copy of the terms, if it took part, must be the same
     participation.Admission(file, before).check()

@@ -37,7 +37,7 @@ _TELL = 60.0
 def command_of(file: SiloFile) -> list[str]:
     """Return the command that connects a silo."""
     command = ["flower-supernode", "--superlink", file.link.address]
-    command += ["--auth-supernode-private-key", str(file.beside(file.link.key))]
+    command += ["--auth-supernode-private-key", str(file.key)]
     if file.link.certificate:
         command += ["--root-certificates", str(file.beside(file.link.certificate))]
     with socket.socket() as probe:
@@ -55,7 +55,7 @@ def alone(file: SiloFile) -> Iterator[None]:
     keep_private(file)
     from filelock import Timeout
 
-    started, key = file.folder / STARTED, file.beside(file.link.key)
+    started, key = file.folder / STARTED, file.key
     with ExitStack() as held:
         for path, lock in ((started, started), (key, lock_file(key))):
             try:

@@ -632,7 +632,7 @@ def test_invented_silos_get_nothing_and_leave_nothing(peers: bool, tmp_path: Pat
     nodes, public = finished(tmp_path)
     file = tmp_path / "client-0.toml"
     if not peers:
-        file.write_text(file.read_text().replace('peers = "peers"\n', ""))
+        file.write_text(file.read_text().replace('peers = "peers"', 'peers = "none"'))
     shutil.rmtree(tmp_path / "client-0-silo")
     nodes.files[100] = read(file)
     for agreed in invented(tmp_path, nodes, public):
@@ -656,9 +656,11 @@ def test_a_sealed_run_needs_the_keys_of_the_others(tmp_path: Path) -> None:
     nodes, public = federation(tmp_path)
     for name in NAMES:
         file = tmp_path / f"{name}.toml"
-        file.write_text(file.read_text().replace('peers = "peers"\n', ""))
+        file.write_text(file.read_text().replace('peers = "peers"', 'peers = "none"'))
     nodes = FakeNodes([read(tmp_path / f"{name}.toml") for name in NAMES])
-    with pytest.raises(UserError, match="client-0 was not given the keys of the other silos: put"):
+    with pytest.raises(
+        UserError, match=r"there is no public key .*client-1\.pub: `ekiden silo join"
+    ):
         far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
     assert files_of(tmp_path / "client-0-silo") == []
 

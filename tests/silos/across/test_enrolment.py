@@ -62,10 +62,8 @@ def test_no_private_key_leaves_a_silo(fed: Federation, tmp_path: Path) -> None:
         }
         file = silo_file.read(tmp_path / name / "silo.toml")
         assert file.beside(file.link.certificate).read_bytes() == fed.certificate.read_bytes()
-        assert keys.same(
-            keys.public_of(file.beside(file.link.key)), (fed.keys / f"{name}.pub").read_text()
-        )
-        assert stat.S_IMODE(file.beside(file.link.key).stat().st_mode) == 0o600
+        assert keys.same(keys.public_of(file.key), (fed.keys / f"{name}.pub").read_text())
+        assert stat.S_IMODE(file.key.stat().st_mode) == 0o600
     assert stat.S_IMODE((fed.folder / "ca.key").stat().st_mode) == 0o600
 
 
@@ -88,7 +86,7 @@ def test_a_coordinator_does_not_replace_a_key_that_a_silo_knows(
         ({**json.loads(true), "silos": ["x", "b", "c"]}, "the roster has no a"),
         ({**json.loads(true), "silos": ["a", "b", "../c"]}, "is not the name of a silo"),
         ({**json.loads(true), "silos": ["a", "b", "server"]}, "server"),
-        ({**json.loads(true), "silos": ["a", "b", "b"]}, "names each silo once"),
+        ({**json.loads(true), "silos": ["a", "b", "b"]}, "names 'b' twice"),
         ({**json.loads(true), "keys": ["", *json.loads(true)["keys"][1:]]}, "is not a public key"),
     ):
         given.write_text(json.dumps(change))
@@ -211,11 +209,11 @@ def shakes_hands(folder: Path, host: str) -> list[str]:
 
 def test_who_is_connected_is_listed(fed: Federation, command: Command) -> None:
     now = datetime.now(UTC).timestamp()
-    for text in ("", "[]", '{"silos": []}', '{"silos": {"a": "x"}}'):
+    for text in ("", "[]", '{"a": []}', '{"a": "x"}'):
         (fed.folder / federations.SEEN).write_text(text)
         assert {silo.state for silo in federations.status(fed)} == {"never"}
     (fed.folder / federations.SEEN).write_text(
-        json.dumps({"silos": {"a": now - 5, "b": now - 500, "stranger": now}})
+        json.dumps({"a": now - 5, "b": now - 500, "stranger": now})
     )
     code, said = command("federation", "status", str(fed.folder), "--json")
     found = json.loads(said)

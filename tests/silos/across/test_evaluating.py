@@ -182,9 +182,7 @@ def test_a_model_of_one_machine_is_measured_at_silos(
     for file in (one, two):
         file.write_text(TABLE.format(name=file.stem, more=more.format(file.stem)))
     files = [read(file) for file in (one, two)]
-    public = {
-        file.name: keys.read_public(keys.generate(file.beside(file.link.key))) for file in files
-    }
+    public = {file.name: keys.read_public(keys.generate(file.key)) for file in files}
     Path("peers").mkdir()
     for name, key in public.items():
         Path("peers", f"{name}.pub").write_text(key)

@@ -95,7 +95,7 @@ def test_a_silo_whose_key_or_approval_is_gone_answers_no_old_request(tmp_path: P
         [data for node, data in nodes.log if node == 100 and unpack(data, Ask)[0].agreement],
     )
     (approved,) = file.folder.glob("runs/*/approved")
-    own, peer = file.beside(file.link.key), tmp_path / "peers" / "client-1.pub"
+    own, peer = file.key, tmp_path / "peers" / "client-1.pub"
     kinds = {unpack(data, Ask)[0].kind for data in log}
     assert {"hello", "task", "evaluate"} <= kinds
 

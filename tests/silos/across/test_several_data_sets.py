@@ -62,7 +62,7 @@ class Nodes(FakeNodes):
             (folder / f"{name}.toml").write_text(SILO.format(name=name))
         files = [read(folder / f"{name}.toml") for name in "ab"]
         for file in files:
-            keys.generate(file.beside(file.link.key))
+            keys.generate(file.key)
         super().__init__(files)
         (folder / "peers").mkdir()
         for name, key in self.public.items():

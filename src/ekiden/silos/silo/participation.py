@@ -246,7 +246,7 @@ class Agreed:
 
 def sign(file: SiloFile, kind: str, payload: bytes) -> str:
     """Sign with a silo's key."""
-    return keys.sign(file.beside(file.link.key), kind, payload)
+    return keys.sign(file.key, kind, payload)
 
 
 def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:

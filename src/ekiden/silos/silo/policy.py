@@ -206,7 +206,7 @@ def released(file: SiloFile, agreed: Agreement) -> bool:
     revision = agreed.revision
     if revision is None:
         return False
-    path = file.beside(file.link.peers) / f"{revision.client}.pub"
+    path = file.peers / f"{revision.client}.pub"
     return masking.released(agreed, keys.read_public(path))
 
 
@@ -551,22 +551,16 @@ def _check_keys(file: SiloFile, agreed: Agreement) -> None:
         raise UserError(
             f"the run is among {', '.join(agreed.clients)[:200]}, not {file.name}: refused"
         )
-    if not file.link.peers:
-        raise UserError(
-            f"{file.name} was not given the keys of the other silos: put NAME.pub of each into a "
-            "folder, and name "
-            "that as peers under [link] in its silo.toml"
-        )
     for name, public in agreed.silos.items():
         if name == file.name:
-            if not keys.same(public, keys.public_of(file.beside(file.link.key))):
+            if not keys.same(public, keys.public_of(file.key)):
                 raise UserError(
                     f"the run knows another key of {name} than it has: give the coordinator "
                     f"{name}.pub"
                 )
             continue
         keys.check(public)
-        path = file.beside(file.link.peers) / f"{name}.pub"
+        path = file.peers / f"{name}.pub"
         if not keys.same(keys.read_public(path), public):
             raise UserError(
                 f"the run says that {name} has the key {keys.fingerprint(public)}, {file.name} "

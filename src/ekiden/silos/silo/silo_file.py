@@ -204,8 +204,8 @@ class Link(Checked):
     """PEM file of the authority that signed the SuperLink's certificate; by default the system's
     authorities"""
     key: str = ""
-    """the silo's private key, made by `ekiden silo keys`"""
-    peers: str = ""
+    """the silo's private key, made by `ekiden silo keys`; by default NAME.key"""
+    peers: str = "peers"
     """folder with the public key NAME.pub of every other silo"""
 
 
@@ -246,9 +246,8 @@ class SiloFile:
         """Return the smallest number of silos in a run that trains, or is `measured`."""
         if measured and self.limits.own_figures:
             return 1
-        peers = self.beside(self.link.peers).glob("*.pub") if self.link.peers else ()
         # one that joined later counts from its first run on: the others may not know it yet
-        known = {self.name, *(path.stem for path in peers)} - self.new_peers
+        known = {self.name, *(path.stem for path in self.peers.glob("*.pub"))} - self.new_peers
         return self.limits.min_clients or len(known)
 
     @property
@@ -271,6 +270,16 @@ class SiloFile:
     def pretrained_folder(self) -> Path:
         """Folder in which the silo keeps networks that others trained."""
         return self.beside(self.pretrained.folder)
+
+    @property
+    def key(self) -> Path:
+        """The silo's private key."""
+        return self.beside(self.link.key or f"{self.name}.key")
+
+    @property
+    def peers(self) -> Path:
+        """Folder with the public keys of the other silos."""
+        return self.beside(self.link.peers)
 
     def beside(self, path: str) -> Path:
         """Return a path of the file, relative to the file's folder."""
@@ -649,8 +658,6 @@ def make(
 [link]
 address = {json.dumps(address)}
 certificate = "{CERTIFICATE}"
-key = {json.dumps(f"{name}.key")}
-peers = "peers"
 
 [limits]
 level = {json.dumps(level)}  # {TELLS[level]}; see docs/security.md
@@ -673,16 +680,17 @@ def join(file: SiloFile, roster: Roster, replace: Collection[str] = ()) -> list[
     certificate, are not replaced unless the operator, who asked that silo, names them: `replace`
     has silos, or `ca.crt`.
     """
-    link = file.link
-    if not (link.key and link.peers and link.certificate):
-        raise UserError(f"{file.path}: name key, peers and certificate under [link] first")
+    if not file.link.certificate:
+        raise UserError(
+            f'{file.path}: say where the certificate is to be: [link] certificate = "{CERTIFICATE}"'
+        )
     own = roster.key_of.get(file.name)
-    if own is None or not keys.same(own, keys.public_of(file.beside(link.key))):
+    if own is None or not keys.same(own, keys.public_of(file.key)):
         raise UserError(
             f"the roster has {'another key of' if own else 'no'} {file.name}: give the coordinator "
-            f"{link.key}.pub"
+            f"{file.key.name}.pub"
         )
-    peers, certificate = file.beside(link.peers), file.beside(link.certificate)
+    peers, certificate = file.peers, file.beside(file.link.certificate)
     wanted = {
         peers / f"{name}.pub": key + "\n"
         for name, key in roster.key_of.items()
