@@ -13,11 +13,11 @@ from ekiden.core.engine.wire import SERVER, Encoded
 from ekiden.data import FederatedData
 from ekiden.silos.coordinator import session
 from ekiden.silos.coordinator.courier import Lost
-from ekiden.silos.coordinator.remote_plan import Measuring
+from ekiden.silos.coordinator.remote_plan import Measuring, RemotePlan
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import Held, SiloFile, read
 from ekiden.silos.trust import keys, sealing
-from ekiden.silos.trust.agreement import parse
+from ekiden.silos.trust.agreement import NOISE, parse
 from ekiden.silos.trust.parcel import Answer, Ask, arguments_key, pack, unpack
 from ekiden.silos.trust.sealing import Party, Reader
 
@@ -226,9 +226,20 @@ def evaluate(
     weights: Path | None = None,
     validation: bool = False,
     by: Sequence[str] = (),
-    **more: Any,
+    data: str = "",
+    evaluate_dp: str = "",
+    seconds: float = 3600.0,
+    poll: float = 1.0,
 ) -> dict[str, Any]:
     """Measure a model of a run at silos."""
     file = str(weights.absolute()) if weights else ""
-    asked = Measuring(str(run), validation, tuple(by), file)
-    return session.evaluate(asked, names, nodes, out, keys, say, **more)
+    asked, before = Measuring(str(run), validation, tuple(by), file), session.made_by(run)
+    noise = before.evaluate_dp if before.measured_steps else NOISE
+    plan = RemotePlan(
+        before.recipe,
+        clients=",".join(names),
+        data=data or before.data,
+        evaluate_dp=evaluate_dp or noise,
+        patience=seconds,
+    )
+    return session.evaluate(plan, asked, nodes, out, keys, say, poll=poll)

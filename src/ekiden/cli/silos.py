@@ -196,10 +196,10 @@ def start(options: SiloStartOptions) -> None:
 
 def _serve(file: SiloFile, log: Log) -> None:
     from ekiden.runs import summary
-    from ekiden.silos import supernode
+    from ekiden.silos import client_app, supernode
 
     try:
-        held = supernode.load(file)
+        held = client_app.hold(file)
     except UserError as error:
         with suppress(KeyboardInterrupt):
             supernode.tell(file, log, str(error))

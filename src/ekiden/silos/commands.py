@@ -55,13 +55,10 @@ def run(
     Returns:
         Why it ended early; empty if all went well.
     """
-    # only runs need it
-    from ekiden.silos.coordinator.remote_plan import as_text
-
     signal.signal(signal.SIGTERM, interrupt)
     superlink = connect(link["link"], certificate)
     settings = {
-        "plan": as_text(plan),
+        "plan": json.dumps(plan.to_json()),
         "folder": str(folder.absolute()),
         "keys": json.dumps(dict(public_keys)),
         "link": json.dumps(dict(link)),
@@ -193,10 +190,9 @@ def start_superlink(federation: Federation, log: Log, metrics: Metrics) -> None:
     """Run a federation's SuperLink and let its silos in, until stopped (Ctrl-C or SIGTERM)."""
     for host, port in (("0.0.0.0", federation.port), ("127.0.0.1", federation.control_port)):
         if _is_taken(host, port):
-            where = f"{federation.folder / FILE}{' and every silo.toml' if port == federation.port else ''}"
             raise UserError(
-                f"port {port} is taken: if this SuperLink is not running already, change the port "
-                f"in {where}"
+                f"port {port} is taken: if this SuperLink is not running already, change it in "
+                f"{federation.folder / FILE}, and the silos' port in every silo.toml, too"
             )
     from flwr.supercore.cli import flower_superexec
     from flwr.superlink.cli import flwr_serverapp

@@ -63,19 +63,15 @@ class SuperLink:
             self, self._client.close
         )  # or its sockets stay open until they are noticed
 
-    def register(self, public_key: str) -> bool:
-        """Let the holder of a key (OpenSSH text) connect; return whether it was not known
-        before.
-        """
+    def register(self, public_key: str) -> None:
+        """Let the holder of a key (OpenSSH text) connect."""
         key = public_key_to_bytes(load_ssh_public_key(public_key.encode()))
         try:
             with self._asking("take the key"):
                 self._client.RegisterNode(messages.RegisterNodeRequest(public_key=key))
         except Refused as refused:
-            if _IN_USE in str(refused):
-                return False
-            raise
-        return True
+            if _IN_USE not in str(refused):
+                raise
 
     def runs(self) -> list[RunAtLink]:
         """Return the runs that the SuperLink knows; the newest first."""

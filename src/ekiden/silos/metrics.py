@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from ekiden.core.base.checks import Checked, Range
 from ekiden.core.base.errors import UserError
+from ekiden.silos.security import OWN_HOSTS
 from ekiden.silos.status_page import POLICY
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _is_at_home(scope: "Scope") -> bool:
     A page of somebody else whose name leads to this machine names another host.
     """
     host = dict(scope["headers"]).get(b"host", b"").decode(errors="replace")
-    own = urlsplit(f"//{host}").hostname in ("127.0.0.1", "localhost", "::1")
+    own = urlsplit(f"//{host}").hostname in OWN_HOSTS
     return own and ipaddress.ip_address(scope["client"][0]).is_loopback
 
 

@@ -14,7 +14,7 @@ _SOON = 30
 # seconds for a certificate
 _WAIT = 3.0
 _RENEW = "`ekiden federation rotate"
-_OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
+OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 def check_link(address: str, certificate: Path | None, say: Say) -> None:
@@ -73,5 +73,5 @@ def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name in ("NO_PROXY", "no_proxy"):
         named = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]
-        found[name] = ",".join([*named, *(host for host in _OWN_HOSTS if host not in named)])
+        found[name] = ",".join([*named, *(host for host in OWN_HOSTS if host not in named)])
     return found

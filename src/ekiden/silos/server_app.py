@@ -36,14 +36,10 @@ class GridNodes:
         """Send a message; Flower gives it a random name."""
         message = Message(wrap(data), dst_node_id=node, message_type="query")
         try:
-            tickets = list(self.grid.push_messages([message]))
+            ticket = next(iter(self.grid.push_messages([message])), "")
         except (httpx.HTTPError, ValueError) as error:
             return Lost(f"{type(error).__name__}")
-        return (
-            tickets[0]
-            if tickets and tickets[0]
-            else Lost("the SuperLink does not take messages for it")
-        )
+        return ticket or Lost("the SuperLink does not take messages for it")
 
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
         """Return the answers that have come.
@@ -82,8 +78,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         if config["measures"]:
             asked = made(Measuring, json.loads(str(config["measures"])))
-            about = (asked, plan.names, nodes, folder, public_keys, say)
-            session.evaluate(*about, data=plan.data, evaluate_dp=plan.evaluate_dp)
+            session.evaluate(plan, asked, nodes, folder, public_keys, say)
             return
         result = session.run(plan, nodes, folder, public_keys, say, link=link)
     except UserError as error:

@@ -20,13 +20,11 @@ from ekiden.silos.silo.approval import PLANS
 from ekiden.silos.silo.connection import STARTED
 from ekiden.silos.silo.participation import folders, sizes
 from ekiden.silos.silo.shelf import drop_old_runs
-from ekiden.silos.silo.silo_file import Held, SiloFile
+from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.status_page import StatusTable, page
 
-_RESTART, _LONGEST = (
-    10.0,
-    600.0,
-)  # seconds until a SuperNode that ended is started again; doubled each time
+# seconds until a SuperNode that ended is started again; doubled each time
+_RESTART, _LONGEST = 10.0, 600.0
 # seconds after which it counts as having worked
 _LASTING = 60.0
 _DAY, _HOUR = 86400.0, 3600.0
@@ -80,19 +78,9 @@ def keep_private(file: SiloFile) -> None:
             found.chmod(found.stat().st_mode & 0o700)
 
 
-def load(file: SiloFile) -> Mapping[str, Held]:
-    """Load a silo's data, and what answers messages."""
-    from ekiden.silos import client_app
-
-    return client_app.hold(file)
-
-
 def tell(file: SiloFile, log: Log, why: str) -> None:
     """Let a silo that cannot take part tell the coordinator why, then end; do nothing if no SuperLink is there."""
-    host, _, port = file.link.address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
-    except OSError:
+    if certificate_end(file.link.address) is None:
         return
     log(f"{file.name} cannot take part: {why}")
     log(f"the coordinator is told for {_TELL:.0f} s; Ctrl-C ends that")

@@ -59,8 +59,8 @@ DEFENCES = {
     ),
     "sums of all silos": (
         f"{FLOWER}/silo/policy.py",
-        "if members and binds_members(file, agreed) and",
-        "if False and members and",
+        "if members and binds_members(file, agreed):",
+        "if False:",
         "tests/silos/test_told.py::test_a_silo_gives_its_part_to_sums_of_all_silos",
     ),
     "sums of models of all silos": (

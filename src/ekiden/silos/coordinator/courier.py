@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine import wire
 from ekiden.core.engine.transport import ClientMissing
+from ekiden.silos.security import Say
 from ekiden.silos.trust.parcel import Answer, Ask, pack, said, unpack
 from ekiden.silos.trust.sealing import Reader
 
@@ -115,7 +116,7 @@ class Courier:
     post: Post
     patience: Patience
     note: Callable[[Crossing], None]
-    warn: Callable[[str], None]
+    warn: Say
     _open: list[Message] = field(default_factory=list)
     # time of the last sign of life; since then all was lost
     _silent: dict[str, float] = field(default_factory=dict)

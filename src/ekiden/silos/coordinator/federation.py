@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
-from shutil import rmtree
 from typing import Annotated, Literal, TypeAlias
 
 from ekiden.core.base.checks import Checked, Range, made, plain, reading
@@ -104,9 +103,7 @@ def init(
     (relative to `silo.toml`), a name of a data set, or FILE.py:FUNCTION.
     """
     folder = federation.folder
-    if folder.exists():
-        raise UserError(f"{folder} exists: choose another folder; a federation keeps its keys")
-    try:
+    with keys.new_folder(folder):
         federation.keys.mkdir(parents=True)
         make_certificates(folder, federation.host)
         salt, here = token_hex(16), [name for name in federation.silos if name not in public]
@@ -123,12 +120,6 @@ def init(
             silo_file.join(
                 silo_file.read(federation.silo(name) / "silo.toml"), read_roster(folder / ROSTER)
             )
-    except OSError as error:
-        rmtree(folder, ignore_errors=True)
-        raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
-    except BaseException:
-        rmtree(folder, ignore_errors=True)
-        raise
 
 
 def named_keys(files: Sequence[Path]) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """The plan of a run over silos, and its repetition without one of them, or with one more."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -119,13 +118,6 @@ def stored(folder: Path) -> RemotePlan[Method] | None:
         raise UserError(
             f"{folder / 'config.json'} does not say how the run goes: the run folder is damaged"
         ) from None
-
-
-def as_text(plan: RemotePlan[Method]) -> str:
-    """Return the plan as text for Flower's run configuration, which takes no tables of unknown
-    fields.
-    """
-    return json.dumps(plan.to_json(), separators=(",", ":"))
 
 
 def without(folder: Path, client: str, release: Path | None = None) -> RemotePlan[Method]:

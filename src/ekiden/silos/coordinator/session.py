@@ -8,7 +8,7 @@ said why there are none.
 import json
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -32,7 +32,6 @@ from ekiden.core.engine.folder import (
     read_config,
     read_ledger,
     read_lines,
-    values_digest,
 )
 from ekiden.core.engine.method import Method, Size, State
 from ekiden.core.engine.run import Run, last
@@ -51,6 +50,7 @@ from ekiden.runs.result import Result
 from ekiden.silos.coordinator.courier import Courier, Crossing, Lost, Patience
 from ekiden.silos.coordinator.remote_plan import Measuring, RemotePlan, check
 from ekiden.silos.coordinator.transport import Remote, SiloTests
+from ekiden.silos.security import Say
 from ekiden.silos.silo.policy import is_spanned
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import custody, keys
@@ -62,7 +62,6 @@ from ekiden.silos.trust.sealing import Reader
 _GREET_AGAIN = 600.0
 # seconds in which other silos may refuse, too, so that one message names all of them
 _FOR_OTHERS = 5.0
-Say = Callable[[str], None]
 
 
 class Nodes(Protocol):
@@ -167,7 +166,7 @@ class Roll:
 
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
         """Return the answers that have come."""
-        return self.nodes.receive(tickets) if tickets else {}
+        return self.nodes.receive(tickets)
 
     def reader(self, client: str) -> Reader | None:
         """Return the silo with the key that it gave when it introduced itself; None if it is not
@@ -192,16 +191,14 @@ class Roll:
         self._known = {node: name for node, name in self._known.items() if node in present}
         for node in sorted(present - set(self._greeted)):
             nonce = secrets.token_hex(16)
-            terms = self._terms if node in self._known else ""
-            ticket = self.nodes.send(
-                node, pack(Ask(HELLO, terms, nonce, self.data, plan="" if terms else self.plan))
-            )
+            ask = Ask(HELLO, "", nonce, self.data, self.plan)
+            if node in self._known:
+                ask = replace(ask, agreement=self._terms)
+            ticket = self.nodes.send(node, pack(ask))
             if isinstance(ticket, str):
                 self._greeted[node] = ""
                 self._pending[ticket] = (node, nonce, time.monotonic())
-        for ticket, data in (
-            self.nodes.receive(list(self._pending)).items() if self._pending else ()
-        ):
+        for ticket, data in self.nodes.receive(list(self._pending)).items():
             node, nonce, _ = self._pending.pop(ticket)
             if isinstance(data, Lost):
                 # greet it again
@@ -319,27 +316,21 @@ def agree(
     agreed.check_noise()
     check_needs(plan.recipe.method, no_samples(agreed))
     plan.recipe.method.check_source(plan.recipe.pretrained, no_samples(agreed))
-    agreed = _narrow(agreed, hellos)
-    if not agreed.has_values:
-        return agreed
-    return replace(agreed, values=values_digest(agreed.builder()()))
+    return _narrow(agreed, hellos).with_values()
 
 
 def _narrow(agreed: Agreement, hellos: Mapping[str, Hello]) -> Agreement:
     """Return the terms with no more features than silos give exact sums of; refuse what does not
     allow that.
     """
-    recipe, allowed = (
-        agreed.recipe,
-        {name: hello.features for name, hello in hellos.items() if hello.features},
-    )
+    recipe = agreed.recipe
+    allowed = {name: hello.features for name, hello in hellos.items() if hello.features}
     if not allowed or not is_spanned(agreed):
         return agreed
-    method, smallest = (
-        cast(FixedFeatures, recipe.method),
-        min(allowed, key=lambda name: allowed[name]),
-    )
-    width, most = features_of(on_meta(agreed.builder())).width, allowed[smallest]
+    method = cast(FixedFeatures, recipe.method)
+    smallest = min(allowed, key=allowed.__getitem__)
+    most = allowed[smallest]
+    width = features_of(on_meta(agreed.builder())).width
     if width <= most:
         return agreed
     if not method.width:
@@ -348,11 +339,10 @@ def _narrow(agreed: Agreement, hellos: Mapping[str, Hello]) -> Agreement:
         with suppress(UserError):
             on_meta(narrower.builder())
             return narrower
-    do = f"give --width {most} or less, " if method.width else ""
     raise UserError(
-        f"sums of {width} features show which samples {smallest} has: {do}leave {smallest} out, or "
-        "run fedgram with "
-        "--dp (limits.min_active in its silo.toml)"
+        f"sums of {width} features show which samples {smallest} has: give --width {most} or less "
+        f"if the method has one, leave {smallest} out, or run fedgram with --dp (limits.min_active "
+        "in its silo.toml)"
     )
 
 
@@ -418,7 +408,9 @@ def run(
     """
     check(plan)
     patience = Patience(plan.patience, poll, plan.absent)
-    run_id, before = _run_id(folder), made_by(folder) if (folder / AGREEMENT).exists() else None
+    run_id, before = _run_id(folder), None
+    if (folder / AGREEMENT).exists():
+        before = agreements.of_run(folder)
     everybody = plan.absent != "skip"
     text = planned(plan, run_id, public_keys).text()
     roll = Roll(nodes, plan.names, public_keys, patience, say, plan.data, text)
@@ -491,11 +483,8 @@ def _go(
         setup, clients, remote, tests, build, run_folder, every, told_of, skip=skip, elsewhere=True
     )
     end = last(run.steps())
-    metrics, ledger, (weights, personal) = (
-        tuple(end.trace.metrics),
-        tuple(end.trace.ledger),
-        end.models,
-    )
+    metrics, ledger = tuple(end.trace.metrics), tuple(end.trace.ledger)
+    weights, personal = end.models
     if metrics and (
         line := divergence(metrics[-1], agreed.labels.guess(agreed.outputs), plan.recipe.step_size)
     ):
@@ -578,43 +567,33 @@ def _void(folder: Path) -> dict[str, set[int]]:
 EVALUATIONS = "evaluations"
 METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
-_PATIENCE = 3600.0
 
 
 def evaluate(
+    plan: RemotePlan[Method],
     asked: Measuring,
-    clients: Sequence[str],
     nodes: Nodes,
     folder: Path,
     public_keys: Mapping[str, str],
     say: Say,
     *,
-    data: str = "",
-    evaluate_dp: str = "",
-    seconds: float = _PATIENCE,
     poll: float = 1.0,
 ) -> dict[str, Any]:
     """Measure a model at the silos behind `nodes`, and return the row of metrics.
 
     Args:
+        plan: names the silos that measure, on which of their data sets, and with which noise.
         asked: which model, and what about it.
-        clients: names of the silos that measure.
         nodes: the engine.
         folder: where to keep the terms, what silos signed, and the row.
         public_keys: public keys by which silos prove their names.
         say: shows a line to the user.
-        data: which of their data sets silos measure on, if it is not the one of the run.
-        evaluate_dp: noise of what they tell, as in `RemotePlan`; by default that of the run.
-        seconds: time without a sign of life before a silo counts as missing.
         poll: longest time in seconds between two looks at the post.
     """
-    before = made_by(Path(asked.run))
-    usual = before.evaluate_dp if before.measured_steps else agreements.NOISE
-    noise = evaluate_dp or usual
-    before = replace(before, data=data or before.data, evaluate_dp=noise)
-    agreed, model = terms_for(before, asked, clients, public_keys)
-    patience = Patience(seconds, poll, "stop")
-    roll = Roll(nodes, tuple(clients), public_keys, patience, say, agreed.data)
+    before = replace(made_by(Path(asked.run)), data=plan.data, evaluate_dp=plan.evaluate_dp)
+    agreed, model = terms_for(before, asked, plan.names, public_keys)
+    patience = Patience(plan.patience, poll)
+    roll = Roll(nodes, plan.names, public_keys, patience, say, plan.data)
     roll.gather()
     roll.introduce(agreed.text())
     roll.gather()
@@ -641,11 +620,7 @@ def evaluate(
 def made_by(run: Path) -> Agreement:
     """Return the terms under which a run was made; of a run on one machine, those under which silos
     measure its model.
-
-    For the latter `config.json` is enough.
     """
-    if (run / AGREEMENT).exists():
-        return agreements.of_run(run)
     config = read_config(run)
     if config.get("on") == "flower":
         return agreements.of_run(run)
@@ -667,9 +642,7 @@ def made_by(run: Path) -> Agreement:
         clients=tuple(config["clients"]),
         task=terms(task_in(config)),
     )
-    return (
-        replace(agreed, values=values_digest(agreed.builder()())) if agreed.has_values else agreed
-    )
+    return agreed.with_values()
 
 
 def terms_for(

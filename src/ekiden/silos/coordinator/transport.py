@@ -2,7 +2,7 @@
 what silos report.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -21,6 +21,7 @@ from ekiden.core.training.fit import Work
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.silos.coordinator.courier import Courier, Message
+from ekiden.silos.security import Say
 from ekiden.silos.silo.shelf import is_place
 from ekiden.silos.trust import custody, parcel, sealing
 from ekiden.silos.trust.agreement import Agreement
@@ -79,7 +80,7 @@ class Remote(Transport):
         setup: Setup,
         agreed: Agreement,
         state: State,
-        note: Callable[[str], None] = lambda record: None,
+        note: Say = lambda record: None,
         void: Mapping[str, Iterable[int]] | None = None,
         held: Mapping[str, int] | None = None,
         written: Mapping[str, str] | None = None,
@@ -113,20 +114,19 @@ class Remote(Transport):
         self._last: dict[str, Ref[Any]] = {}
         # of sums under masks
         self._parts: set[Ref[Any]] = set()
-        self._sizes: dict[Ref[Any], int] = {}
         self._values: dict[Slot, tuple[Lock, memoryview]] = {}
         self._asked: dict[Ref[Any], Message] = {}
         self._read_by_server: set[str] = set()
         self._live = live_refs(state)
         self._settled = (state.step, self._live)
         self._step = state.step
-        # what was done in this step
-        self._done: dict[Ref[Any], tuple[Work, str]] = {}
+        # tasks of this step
+        self._done: set[Ref[Any]] = set()
         self._before: dict[
             Ref[Any], str | None
         ] = {}  # place of the private state before each task of this step
-        # signed, of the values that are needed
-        self._records: dict[Ref[Any], str] = {}
+        # what silos signed about the values that are needed, and the record as it came
+        self._accounts: dict[Ref[Any], tuple[Hop, str]] = {}
         self._plan_without = lru_cache(1)(partial(_planned, setup, agreed.clients))
         self._full = self._plan_without(frozenset())
 
@@ -184,16 +184,21 @@ class Remote(Transport):
         try:
             self._reader(client, self._step)
         except ClientMissing:
-            self._void.setdefault(client, set()).add(self._step)
-            self._states.pop(client, None)
+            self._leave_out(client)
             return False
         return True
+
+    def _leave_out(self, client: str) -> None:
+        """Let nothing count that a client did in this step."""
+        self._void.setdefault(client, set()).add(self._step)
+        self._states.pop(client, None)
 
     def _go_back(self, result: Ref[Any]) -> None:
         """Forget what a task gave, if it is asked for again with another list of members."""
         before = self._before.setdefault(result, self._states.get(result.owner))
-        self._sizes.pop(result, None)
-        if self._done.pop(result, None) is not None:
+        self._accounts.pop(result, None)
+        if result in self._done:
+            self._done.remove(result)
             self._states.pop(result.owner, None)
             if before is not None:
                 self._states[result.owner] = before
@@ -220,7 +225,7 @@ class Remote(Transport):
                 parcel.check_claims(value, self._held[ref.owner])
         except wire.WireError as error:
             raise unusable(ref.owner, f"value {ref.key}", str(error)) from None
-        if wire.size(value) != self._sizes[ref]:
+        if wire.size(value) != self._accounts[ref][0].size:
             raise unusable(ref.owner, f"value {ref.key}", "it has another size than announced")
         return value
 
@@ -229,10 +234,10 @@ class Remote(Transport):
         if ref == INITIAL:
             return wire.size(initial_weights(self._setup))
         self._finish(ref)
-        if ref not in self._sizes:
+        if ref not in self._accounts:
             self._order(ref, *self._readers(ref))
             self._receive(ref)
-        return self._sizes[ref]
+        return self._accounts[ref][0].size
 
     def commit(self, step: int, live: frozenset[Ref[Any]]) -> Mapping[Ref[Any], Work]:
         """Wait for all tasks. Then their outcomes are on the silos' disks."""
@@ -244,13 +249,14 @@ class Remote(Transport):
                     raise
                 del self._running[ref]
         work: dict[Ref[Any], Work] = {}
-        for ref, (its, record) in self._done.items():
+        for ref in self._done:
             if self._step in self._void.get(ref.owner, ()):
                 # as if it had done nothing in this step
                 continue
-            work[ref] = its
+            hop, record = self._accounts[ref]
+            work[ref] = Work(hop.forward, hop.backward)
             self._note(record)
-        self._done = {}
+        self._done = set()
         self._before = {}
         self._written = {**self._written, **self._states}
         self._states = {}
@@ -262,8 +268,7 @@ class Remote(Transport):
         )  # keep both until the state is written
         self._step = step
         self._values = {slot: value for slot, value in self._values.items() if slot[0] in live}
-        self._sizes = {ref: size for ref, size in self._sizes.items() if ref in live}
-        self._records = {ref: record for ref, record in self._records.items() if ref in live}
+        self._accounts = {ref: about for ref, about in self._accounts.items() if ref in live}
         return work
 
     def written(self) -> Mapping[str, str]:
@@ -341,11 +346,9 @@ class Remote(Transport):
     def _ask(self, kind: str, client: str, **changes: Any) -> parcel.Ask:
         steps, live = self._settled
         keep = tuple(sorted(ref.key for ref in live if ref.owner == client))
-        absent = (
-            self._absences
-            if self._full
-            else [(step, client) for step in self._void.get(client, ())]
-        )
+        absent = self._absences
+        if not self._full:
+            absent = frozenset(one for one in absent if one[1] == client)
         state = self._states.get(client, self._written.get(client, ""))
         ask = parcel.Ask(
             kind,
@@ -365,7 +368,7 @@ class Remote(Transport):
     @property
     def _outline(self) -> Outline | None:
         """Return what the method asks for without the clients missing so far, if that is known."""
-        return self._plan_without(self._absences) if self._full else None
+        return self._plan_without(self._absences)
 
     def _vouched(self) -> tuple[str, ...]:
         """Return their owners' signed word that models are the run's result; empty if silos measure
@@ -374,9 +377,13 @@ class Remote(Transport):
         plan = self._outline
         if plan is None or self._agreed.measures:
             return ()
-        return tuple(
-            self._records.get(model, "") if isinstance(model, Ref) else "" for model in plan.models
-        )
+        found = []
+        for model in plan.models:
+            record = ""
+            if isinstance(model, Ref) and model in self._accounts:
+                _, record = self._accounts[model]
+            found.append(record)
+        return tuple(found)
 
     def _server(self) -> Reader:
         return Reader(SERVER, self._step, self._key)
@@ -447,8 +454,8 @@ class Remote(Transport):
             self._missed(ref, missing)
             raise
         del self._running[ref]
-        hop = self._keep(ref, answer, value)
-        self._done[ref] = Work(hop.forward, hop.backward), answer.record
+        self._keep(ref, answer, value)
+        self._done.add(ref)
         if self._step not in self._void.get(ref.owner, ()):
             self._states[ref.owner] = answer.state
 
@@ -461,27 +468,22 @@ class Remote(Transport):
             raise UserError(
                 f"{missing} (a sum under masks opens only with the parts of all its silos)"
             )
-        result = self._full.result if self._full else ()
-        last = any(_made(one) == (client, self._step) for one in result)
-        if last and self._agreed.skips:
+        last = (client, self._step)
+        if self._agreed.skips and self._full and last in map(_made, self._full.result):
             raise UserError(
                 f"{client} has the last hop, whose model alone the server may read: it cannot be "
                 "skipped. Start it, "
                 "then `ekiden resume`"
             )
-        self._void.setdefault(client, set()).add(self._step)
-        self._states.pop(client, None)
+        self._leave_out(client)
 
-    def _keep(self, ref: Ref[Any], answer: parcel.Answer, value: memoryview) -> Hop:
-        """Keep what came with an answer, and return what the silo signed about it."""
-        hop = self._agreed.hop_of(ref, answer.record)
+    def _keep(self, ref: Ref[Any], answer: parcel.Answer, value: memoryview) -> None:
+        """Keep what came with an answer."""
+        self._accounts[ref] = self._agreed.hop_of(ref, answer.record), answer.record
         if answer.state and not is_place(answer.state):
             raise unusable(ref.owner, f"account of {ref.key}", "it names no place of its state")
-        self._sizes[ref] = hop.size
-        self._records[ref] = answer.record
         for lock in answer.locks:
             self._values[self._slot(ref, lock.recipient, lock.step)] = lock, value
-        return hop
 
     @cached_property
     def _network(self) -> Network:
@@ -518,7 +520,9 @@ class SiloTests:
             return {}
         told = telling(agreed, len(models), last=last)
         total, shown = self.remote.evaluate(agreed.clients, models, len(shared), told)
-        row = row_of(total, shown, agreed, len(shared), told, last=last) if total else {}
+        if total is None:
+            return {}
+        row = row_of(total, shown, agreed, len(shared), told, last=last)
         if row and personal:
             row["consensus"] = consensus(personal)
         return row

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, repeat, zip_longest
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,6 +33,7 @@ from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import custody, keys
 from ekiden.silos.trust.agreement import AGREEMENT, Agreement
 from ekiden.silos.trust.custody import Entry, Hop, Tally
+from ekiden.silos.trust.parcel import said
 from ekiden.silos.trust.report import Reported, fits, row_of, telling, total_of
 from ekiden.silos.trust.report import rows as rows_of
 
@@ -53,9 +54,12 @@ class Unproven:
     why: str
 
     def __str__(self) -> str:
-        names = f" ({', '.join(self.names)})" if self.names else ""
-        files = f"{', '.join(self.files)}{names}: " if self.files else ""
-        return files + self.why
+        if not self.files:
+            return self.why
+        where = ", ".join(self.files)
+        if self.names:
+            where += f" ({', '.join(self.names)})"
+        return f"{where}: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,13 @@ def check_settings(config: Mapping[str, Any], signed: Signed, setup: Setup) -> I
     absent = plan.get("absent")
     if (absent == "skip") != terms.skips or absent not in get_args(Absent):
         yield f"config.json says absent {_short(absent)}, the terms skips {terms.skips}"
-    held = {hop.client: [*hop.samples] for hop in reversed(signed.hops)}
-    samples: dict[str, list[int]] = {}
-    for name in terms.clients:
-        there = config["clients"].get(name, [])
+    samples: dict[str, list[int]] = {
+        name: config["clients"].get(name, []) for name in terms.clients
+    }
+    for hop in reversed(signed.hops):
         # Samples are empty for a silo that came after the beginning.
-        samples[name] = held.get(name, there) if there else []
+        if samples[hop.client]:
+            samples[hop.client] = [*hop.samples]
     wanted = {**config_of(terms, setup, samples), "ekiden": terms.version.partition("+")[0]}
     digests = config.get("digests", {})
     if _leaves(digests).keys() != _leaves(wanted["digests"]).keys() or model_differences(
@@ -132,8 +137,9 @@ def check_metrics(
     that silos do all computation.
     """
     expected = list[Mapping[str, Any]]()
-    for step in range(1, steps + 1):
-        row: Mapping[str, Any] = rows[step - 1] if step <= len(rows) else {}
+    lacking: Mapping[str, Any] = {}
+    for step, told in zip(range(1, steps + 1), chain(rows, repeat(lacking)), strict=False):
+        row = told
         last = result if step == steps else None
         tallies = {t.client: t for t in signed.tallies if t.step == step}
         problems = [*_incomplete(tallies, signed.terms, step, last)]
@@ -238,15 +244,16 @@ def _measured(
     number = rows_of(terms, len(first.models))
     reports = {name: _report(tallies[name]) for name in terms.clients if name in tallies}
     shown = {name: one.shown for name, one in reports.items() if one.shown is not None}
-    members = len(reports) if any(one.masked for one in reports.values()) else 0
-    total = total_of(reports, members)
+    total = total_of(reports, len(reports))
     if total is None or not all(fits(one, told, number) for one in (total, *shown.values())):
         raise UserError("the reports of the silos give no sum")
     found = row_of(total, shown, terms, first.results, told, last=last)
     if not found:
         return {}
     figures = {name: row[name] for name in MODELS_ONLY if name in row}
-    return found | dict(figures if result is None else result.figures)
+    if result is not None:
+        figures = dict(result.figures)
+    return found | figures
 
 
 def _report(tally: Tally) -> Reported:
@@ -321,14 +328,16 @@ def _differences(file: str, found: Mapping[str, Any], expected: Mapping[str, Any
             yield f"{file} says {name} {there}, what silos signed gives {signed}"
 
 
-def _leaves(value: Any, name: str = "") -> dict[str, Any]:
+def _leaves(value: Any, *place: str) -> dict[str, Any]:
     """Return the values within a plain value by their places, such as clients.client-0.1."""
-    parts = dict(enumerate(value)) if isinstance(value, list) else value
-    if not isinstance(parts, dict) or not parts:
-        return {name: value} if name else {}
+    parts = value
+    if isinstance(value, list):
+        parts = dict(enumerate(value))
+    if not isinstance(parts, dict) or (place and not parts):
+        return {".".join(place): value}
     found = dict[str, Any]()
     for key, part in parts.items():
-        found |= _leaves(part, f"{name}.{key}" if name else str(key))
+        found |= _leaves(part, *place, str(key))
     return found
 
 
@@ -344,8 +353,7 @@ def _same(name: str, found: Any, expected: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value) if not isinstance(value, str) else value
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    return said(json.dumps(value), _SHOWN)
 
 
 _NOTES = (
@@ -421,12 +429,15 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
     result = None
     if ended:
         # Nobody signs the file of the state. If the method says how the run ends, that counts.
-        if plan and wire.encode(state) != wire.encode(plan.end):
+        end = state
+        if plan:
+            end = plan.end
+        if wire.encode(state) != wire.encode(end):
             wrong.append("state.safetensors is not the state in which the method ends")
-        end = plan.end if plan else state
         found, problems = _models(folder, hops, setup, agreed, end, initial)
         wrong += problems
-        result = _result(found, setup) if not problems else None
+        if not problems:
+            result = _result(found, setup)
     wrong += check_metrics(rows, signed, ledger, state.step, result, compute=plan is not None)
     wrong += _evaluations(folder, agreed, trusted)
     unproven = [*not_proven(rows, signed, ledger, known=plan is not None)]
@@ -484,9 +495,8 @@ def _plan(setup: Setup, signed: Signed, ledger: Sequence[Transfer]) -> Outline |
     """Return what the method asks for without the clients absent in the ledger; None if that
     depends on values.
     """
-    away = (
-        {(row.step, row.source) for row in ledger if row.missing} if signed.terms.skips else set()
-    )
+    skips = signed.terms.skips
+    away = {(row.step, row.source) for row in ledger if row.missing and skips}
     sizes = {hop.ref: hop.size for hop in signed.hops}
     return outline(
         setup,

@@ -46,12 +46,9 @@ def digest(file: SiloFile, terms: Agreement) -> str:
     """Return the digest that names a plan at a silo: all terms but the run's id, and the SuperLink
     that sent them.
     """
-    certificate = file.beside(file.link.certificate) if file.link.certificate else None
-    link = (
-        hashlib.sha256(certificate.read_bytes()).hexdigest()
-        if certificate and certificate.is_file()
-        else ""
-    )
+    certificate, link = file.beside(file.link.certificate), ""
+    if certificate.is_file():
+        link = hashlib.sha256(certificate.read_bytes()).hexdigest()
     # an agreement is about these rows
     query = file.holding(terms.data).query
     text = json.dumps([replace(terms, run=_NO_RUN).text(), file.link.address, link, query])

@@ -54,14 +54,15 @@ def log_request(folder: Path, line: str, run: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(lock_file(file)):
             today = f"{now:%Y-%m-%d}"
-            peer = run or today
-            written, most = _log_sizes(folder), _RUN if run else _STRANGERS
+            peer, most, who = today, _STRANGERS, "requests of no run today"
+            if run:
+                peer, most, who = run, _RUN, f"run {run}"
+            written = _log_sizes(folder)
             size = written.get(peer, 0) + len(safe.encode()) + 1
             if size > most:
                 if written.get(peer, 0) > most:
                     return
-                who, until = (f"run {run}", "") if run else ("requests of no run", " today")
-                safe = f"{now:%Y-%m-%dT%H:%M:%SZ} {who}: too many lines, further ones are left out{until}"
+                safe = f"{now:%Y-%m-%dT%H:%M:%SZ} {who}: too many lines, further ones are left out"
                 size = most + 1
             with open(
                 os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8"
@@ -260,15 +261,13 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
     setup = terms.setup(dataset, file.hardware, file.pretrained_folder)
     empty = policy.check_size(file, setup)
     first = not admission.bound
-    module = (
-        None if first or terms.has_values else blank(setup.build, empty)
-    )  # the values are checked the first time
+    build = setup.build
     # a message may need several
-    setup = replace(setup, build=Copies(setup.build))
+    setup = replace(setup, build=Copies(build))
     policy.check_values(file, terms, setup)
     plan = policy.plan_of(file, terms, setup)
-    # tasks load their own values into it
-    network = setup.build() if module is None else module
+    # the values are checked the first time; tasks load their own values into a blank one
+    network = setup.build() if first or terms.has_values else blank(build, empty)
     setup = replace(setup, hardware=resolved_hardware(file.hardware, 1, lambda: network))
 
     def watch(name: str, epoch: int, epochs: int) -> None:

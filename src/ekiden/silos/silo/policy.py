@@ -153,9 +153,9 @@ def told_by(file: SiloFile, agreed: Agreement, client: ClientData) -> list[ToldS
             return []
         return [ToldSums(f"training samples {rows[:32]}", {"members": members}, agreed_to)]
     about: list[Any] = [recipe.seed, recipe.model, recipe.pretrained, agreed.inputs]
-    for field in fields(FixedFeatures) if isinstance(method, FixedFeatures) else ():
-        if field.name not in ("order", "bytes"):
-            about.append(getattr(method, field.name))
+    if isinstance(method, FixedFeatures):
+        names = {field.name for field in fields(FixedFeatures)} - {"order", "bytes"}
+        about += [getattr(method, name) for name in sorted(names)]
     features = custody.digest([json.dumps(about).encode()])[:32]
     same = {"rows": rows, "features": features, "members": members}
     return [ToldSums(f"training samples of shape {agreed.shape}", same, agreed_to)]
@@ -187,7 +187,12 @@ def has_own_noise(dp: DP | None) -> bool:
 
 def check_members(file: SiloFile, agreed: Agreement, members: Collection[str]) -> None:
     """Refuse a sum of a part of the silos: that of all, less that, is what the others gave."""
-    if members and binds_members(file, agreed) and {*members} != {*agreed.clients}:
+    if members and binds_members(file, agreed):
+        _check_all(file, agreed, members)
+
+
+def _check_all(file: SiloFile, agreed: Agreement, members: Collection[str]) -> None:
+    if {*members} != {*agreed.clients}:
         raise UserError(
             f"{file.name} gives its part to sums of all silos of a run, not of "
             f"{', '.join(sorted(members))[:200]}: two sums, subtracted, could show one silo"
@@ -366,7 +371,7 @@ def check_data(file: SiloFile, agreed: Agreement, held: Held) -> None:
     dataset, _ = held
     task = replace(dataset.task, metric=agreed.labels.metric)
     if agreed.weighted:
-        task = balanced(task, file.class_counts, dataset.classes)
+        task = balanced(task, file.agreed.classes, dataset.classes)
     # Features of values near a threshold are those of single samples, and a scaling moves all
     # thresholds: so a run that trains has the silo's own scaling.
     but: tuple[str, ...] = ("augment",)
@@ -530,11 +535,8 @@ def check_measured(file: SiloFile, agreed: Agreement, ask: Ask) -> None:
             f"the plan measures models after step {', '.join(map(str, steps))[:80]}, not after "
             f"step {ask.step}: {file.name} refuses"
         )
-    if not agreed.skips and {m.name for m in ask.members} != {*agreed.clients}:
-        raise UserError(
-            f"a run among {', '.join(agreed.clients)[:200]} measures models over all of them: "
-            f"{file.name} refuses"
-        )
+    if not agreed.skips:
+        _check_all(file, agreed, [member.name for member in ask.members])
 
 
 def _place(ref: Ref[Any]) -> tuple[str, str, str]:

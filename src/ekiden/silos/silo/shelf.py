@@ -99,11 +99,11 @@ class Shelf:
 
     def find(self, place: Place, task: str, digest: str) -> tuple[Done, Encoded] | None:
         """Return the outcome of exactly this request, if it is there and undamaged."""
-        try:
+        with suppress(LostValue):
             done, value = self._load(self._file("outcome", place, task))
-        except LostValue:
-            return None
-        return (done, value) if done.digest == digest else None
+            if done.digest == digest:
+                return done, value
+        return None
 
     def value(self, key: str) -> tuple[Done, Encoded]:
         """Return the value `key`, encoded.

@@ -134,7 +134,7 @@ class Silo:
             code_version(),
             policy.sample_terms(file, dataset),
             (len(client.train), len(client.val), len(client.test)),
-            counts=dict(file.class_counts),
+            counts=dict(file.agreed.classes),
             features=policy.most_features(
                 FedGram(min_active=file.limits.min_active),
                 client.train,

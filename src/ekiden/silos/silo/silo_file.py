@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from hashlib import scrypt
 from pathlib import Path
-from shutil import rmtree
 from typing import Any, Literal
 
 import torch.nn.functional as F
@@ -44,7 +43,7 @@ from ekiden.readers.holdings import hold
 from ekiden.readers.kinds import Table
 from ekiden.readers.moments import ColumnSums, told_by
 from ekiden.readers.partition import Iid, split
-from ekiden.readers.scaling import read_agreed
+from ekiden.readers.scaling import Scaling, read_agreed
 from ekiden.readers.sources import NAMED, load
 from ekiden.readers.targets import in_order
 from ekiden.silos.metrics import Metrics
@@ -151,7 +150,7 @@ class Limits(Checked):
     def allowed_methods(self) -> tuple[str, ...]:
         """Names of all methods that may run here."""
         if self.methods is None:
-            return _known_methods(pooling=False)
+            return _known_methods()
         return self.methods
 
 
@@ -294,12 +293,10 @@ class SiloFile:
         if not name and not self.named:
             return self
         if name not in self.named:
-            has = (
-                f"{', '.join(self.named)}: name one by --data"
-                if self.named
-                else "one without a name: leave out --data"
+            raise UserError(
+                f"{self.name} holds no data set {name[:80]!r}: give --data one of "
+                f"{', '.join(self.named) or 'none'}"
             )
-            raise UserError(f"{self.name} holds no data set {name[:80]!r}, but {has}")
         return replace(self, data=self.named[name])
 
     def load(self) -> Held:
@@ -398,13 +395,23 @@ class SiloFile:
         return replace(dataset, least=self.data.min_count), client
 
     @property
+    def agreed(self) -> Scaling:
+        """Return what all silos agreed on; nothing without data.agreed."""
+        if not self.data.agreed:
+            return Scaling(None, {})
+        return read_agreed(self.beside(self.data.agreed))
+
+    @property
     def schemas(self) -> list[Path]:
         """Return the files that hold the study's schema: that of data.schema, and what the silos
         agreed on.
         """
-        given = [self.beside(self.data.schema)] if self.data.schema else []
-        agreed = self.beside(self.data.agreed)
-        return [*given, *([agreed] if self.data.agreed and read_agreed(agreed).schema else [])]
+        given = []
+        if self.data.schema:
+            given.append(self.beside(self.data.schema))
+        if self.agreed.schema:
+            given.append(self.beside(self.data.agreed))
+        return given
 
     @property
     def schema(self) -> str:
@@ -420,13 +427,6 @@ class SiloFile:
                 f"{self.path}: a schema is for files (data.path), not for data.python: leave it out"
             )
         return "".join(texts)
-
-    @property
-    def class_counts(self) -> Mapping[str, int]:
-        """Return the training samples of all silos in each class that the silos agreed on; none
-        without data.agreed.
-        """
-        return read_agreed(self.beside(self.data.agreed)).classes if self.data.agreed else {}
 
     def read(self) -> Dataset | FederatedData:
         """Load the data set that [data] names; errors about its contents are for this silo only."""
@@ -450,8 +450,8 @@ class SiloFile:
         if self.schema:
             reading = replace(reading, schema=str(self.schemas[-1])).with_schema()
         own = self._queried() if data.sql else self.beside(data.path)
-        known = read_agreed(self.beside(data.agreed)) if data.agreed else None
-        if known and known.scales:
+        known = self.agreed
+        if known.scales:
             reading = reading.like(known.table)
             asked = AskedData(
                 own.stem,
@@ -553,18 +553,18 @@ def read(path: Path) -> SiloFile:
             where = f"[data.{key}]" if key else "[data]"
             raise UserError(f"{path}: say where the data are, by path, sql or python in {where}")
     for method in silo.limits.methods or ():
-        known = _known_methods(pooling=True)
+        known = _known_methods()
         if method not in known:
             raise unknown(f"method in {path}", method, known)
     return silo
 
 
-def _known_methods(*, pooling: bool) -> tuple[str, ...]:
-    """Return the names of all methods, with a lap too; `pooling`: also of those that pool data."""
+def _known_methods() -> tuple[str, ...]:
+    """Return the names of all methods that run between machines, with a lap too."""
     # the other commands of a silo do not wait for all methods
     from ekiden.methods import LAP, METHODS
 
-    titles = [kind.title() for kind in METHODS if pooling or not kind.traits.pools_data]
+    titles = [kind.title() for kind in METHODS if not kind.traits.pools_data]
     return (*titles, *(title + LAP for title in titles), EVALUATE)
 
 
@@ -642,9 +642,7 @@ def make(
     nobody is asked before a run begins, as in a federation of one user.
     """
     check_name(name, "the silo")
-    if folder.exists():
-        raise UserError(f"{folder} exists: choose another folder; a silo keeps its key")
-    try:
+    with keys.new_folder(folder):
         public = keys.generate(folder / f"{name}.key")
         where = "python" if re.search(r"\.py:\w+$", data) else "path"
         text = f"""name = {json.dumps(name)}
@@ -666,9 +664,6 @@ approve = {json.dumps(approve)}  # whether you read each plan, by `ekiden silo a
 """
         write(folder / "silo.toml", [text.encode()])
         read(folder / "silo.toml")
-    except BaseException:
-        rmtree(folder, ignore_errors=True)
-        raise
     return public
 
 

@@ -73,8 +73,9 @@ def gather(
             return initial
         _, kind = payload_types(method, ref.key.split("-", 2)[-1])
         if ref.owner == silo:
-            data, digest = mine[ref.key] if ref.key in mine else kept(ref.key)
-            mine[ref.key] = Encoded(data, digest)
+            if ref.key not in mine:
+                mine[ref.key] = kept(ref.key)
+            data, digest = mine[ref.key]
         elif (name := (ref.owner, ref.key)) in contents.values:
             data, digest = contents.values[name]
         else:

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ekiden.core.base.errors import UserError, at
 from ekiden.core.base.files import read_regular
 from ekiden.core.base.settings import Hardware
 from ekiden.core.data.samples import Dataset, Samples
-from ekiden.core.engine.folder import code_version
+from ekiden.core.engine.folder import code_version, values_digest
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.setup import NamedNetwork, Prepared, of_method
 from ekiden.core.engine.wire import EVERYONE, SERVER, Ref
@@ -44,8 +44,10 @@ AGREEMENT = "agreement.json"
 NOISE = "epsilon=2,delta=1e-05,clip=1"
 EXACT, NOTHING = "exact", "none"
 RUN = re.compile(r"[0-9a-f]{16}")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _CLIENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
+_REVISION = re.compile(
+    rf"({RUN.pattern}) ([0-9a-f]{{64}}) (with|without) ({_CLIENT.pattern}) ?([0-9a-f]{{0,400}})"
+)
 _MOST_TEXT = 1 << 18
 
 
@@ -80,18 +82,10 @@ def revision_in(text: str, clients: Sequence[str]) -> Revision | None:
     """
     if not text:
         return None
-    run, terms, change, client, release = (text.split(" ", 4) + [""] * 5)[:5]
-    fits = (
-        RUN.fullmatch(run)
-        and _DIGEST.fullmatch(terms)
-        and _CLIENT.fullmatch(client)
-        and change in ("with", "without")
-        and (client in clients) == (change == "with")
-        and re.fullmatch("[0-9a-f]{0,400}", release)
-    )
-    if not fits:
+    found = _REVISION.fullmatch(text)
+    if found is None or (found[4] in clients) != (found[3] == "with"):
         raise UserError(f"revises {text[:80]!r} names no run that these clients can replace")
-    return Revision(run, terms, change, client, release)
+    return Revision(*found.groups())
 
 
 @dataclass(frozen=True)
@@ -182,6 +176,12 @@ class Agreement(SampleTerms):
         return (
             recipe.train != "all" or bool(recipe.pretrained) or models.is_pretrained(recipe.model)
         )
+
+    def with_values(self) -> "Agreement":
+        """Return the terms with the digest of the values that do not follow from the seed."""
+        if not self.has_values:
+            return self
+        return replace(self, values=values_digest(self.builder()()))
 
     @property
     def regroups(self) -> bool:
@@ -298,20 +298,20 @@ def parse(text: str, own: Callable[[str], str] = no_code) -> Agreement:
         )
     try:
         values = json.loads(text, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
+        version = values.get("version", code_version())
+    except (ValueError, RecursionError, AttributeError) as error:
         raise UserError(f"the terms of the run cannot be read ({type(error).__name__})") from None
-    version = values.get("version", code_version()) if isinstance(values, dict) else code_version()
     if version != code_version():
         raise UserError(
             f"the run is of Ekiden {str(version)[:40]}, this silo has {code_version()}: install "
             "the same commit"
         )
-    if isinstance(values, dict):
-        values |= {"recipe": _recipe(values.get("recipe"), own)}
+    values |= {"recipe": _recipe(values.get("recipe"), own)}
     with reading("the terms of the run", _reader()):
         agreement = made(Agreement, values)
         _ = of_terms(agreement.inputs), agreement.labels, agreement.revision
-        _ = schemas.parse(agreement.schema) if agreement.schema else None
+        if agreement.schema:
+            schemas.parse(agreement.schema)
     agreement.check_noise()
     if agreement.measures and not agreement.measured_steps:
         raise UserError("--evaluate-dp=none is for runs that train: give epsilon=2,delta=1e-5")

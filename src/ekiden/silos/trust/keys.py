@@ -9,14 +9,16 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.files import read_text, write
+from ekiden.core.base.files import disk_error, read_text, write
 from ekiden.core.base.outside import require_extra
 
 _AUTHORITY_DAYS = 3650
@@ -56,6 +58,20 @@ def generate(private: Path) -> Path:
     except OSError as error:
         raise UserError(f"cannot write {private}: {error.strerror}") from None
     return public
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[None]:
+    """Make a folder with keys in the block: complete, or not at all."""
+    if folder.exists():
+        raise UserError(f"{folder} exists: choose another folder; who has a key keeps it")
+    try:
+        yield
+    except BaseException as error:
+        rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise disk_error(error, folder) from None
+        raise
 
 
 def write_secret(path: Path, secret: bytes) -> None:
@@ -165,18 +181,14 @@ def proves(public: str, kind: str, payload: bytes, signature: str) -> bool:
 
     signed, how = _encoded(kind, payload), ec.ECDSA(hashes.SHA256())
     try:
-        _load(public).verify(bytes.fromhex(signature), signed, how)
+        check(public).verify(bytes.fromhex(signature), signed, how)
     except (InvalidSignature, ValueError):
         return False
     return True
 
 
-def check(public: str) -> None:
-    """Refuse text that is not a public key."""
-    _load(public)
-
-
-def _load(public: str) -> Any:
+def check(public: str) -> Any:
+    """Return the key in a text that holds a public one; refuse any other text."""
     _require()
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -95,8 +95,8 @@ class PartMasks:
     def _mask(self, other: Reader, name: str, chosen: str, words: Words) -> None:
         """Put the stream of one pair on numbers, in place."""
         names = [m.name for m in self.members]
-        adds = names.index(self.party.name) < names.index(other.name)
-        pair = (self.party.name, other.name) if adds else (other.name, self.party.name)
+        pair = sorted((self.party.name, other.name), key=names.index)
+        adds = pair[0] == self.party.name
         bound = [self.party.run, self.party.terms, self.digest, name, chosen, *pair]
         purpose = b"ekiden mask\n" + keys.canonical(bound)
         stream = sealing.stream(self.party.private, other.key, purpose)

@@ -243,7 +243,7 @@ def check(value: Any, network: Network, *, whole: bool) -> None:
         if isinstance(part, Weights):
             for here, there in zip(own, (part.params, part.buffers, part.counters), strict=True):
                 size = there.numel()
-                fits = size == here.numel() if whole else size <= here.numel()
+                fits = size == here.numel() or (size < here.numel() and not whole)
                 if there.dtype != here.dtype or there.ndim != 1 or not fits:
                     raise wire.WireError(
                         "message holds a model of another shape or type than this run's: refused"
@@ -268,11 +268,11 @@ def check_claims(value: Any, samples: int) -> None:
             if OwnSamples not in getattr(hint, "__metadata__", ()):
                 continue
             said = getattr(record, name)
-            if isinstance(said, Tensor) and (not said.numel() or said.dtype == torch.bool):
+            counts = torch.as_tensor(said)
+            if not counts.numel() or counts.dtype == torch.bool:
                 # the method needs no counts, or only which classes there are
                 continue
-            total = float(said.sum()) if isinstance(said, Tensor) else said
-            least = float(said.min()) if isinstance(said, Tensor) else said
+            total, least = float(counts.double().sum()), float(counts.min())
             if least < 0 or (total != samples and not (isinstance(said, float) and said == 1)):
                 raise wire.WireError(
                     f"message says {total:g} training samples, its sender has {samples}: refused"

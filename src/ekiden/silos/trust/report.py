@@ -160,9 +160,9 @@ def row_of(
     others clients' own.
     """
     groups, task = agreed.subgroups, telling.counting.task
-    counts, divided = (
-        (total.counts[:results], total.counts[results:]) if groups else (total.counts, None)
-    )
+    counts, divided = total.counts, None
+    if groups:
+        counts, divided = counts[:results], counts[results:]
     personal = len(counts) > results
     wanted = Wanted() if last and len(counts) == 1 else None
     each = [telling.figures(numbers, wanted) for numbers in counts]
