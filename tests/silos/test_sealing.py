@@ -431,7 +431,7 @@ def test_silos_that_seal_refuse_what_the_method_does_not_ask_for(tmp_path: Path)
     assert "is not sealed" in said(second, replace(two, lock=None), body)
     assert "sealed for another key" in said(first, two, body)
     terms = json.loads(one.agreement)
-    assert "names, keys or the run's id are not as they must be" in said(
+    assert "keys or the run's id are not as they must be" in said(
         first, replace(one, agreement=dump(terms, keys=[]))
     )
     other_key = [public["client-0"], public["client-2"], public["client-1"]]
@@ -630,7 +630,7 @@ def test_a_silo_that_signs_something_else_stops_the_run(
 ) -> None:
     nodes, public = federation(tmp_path)
     monkeypatch.setattr("ekiden.silos.trust.custody.model_digest", lambda value, given: 3)
-    with pytest.raises(UserError, match="an entry of the chain of custody cannot be read"):
+    with pytest.raises(UserError, match="gives no account of"):
         far(FedSeq(epochs=1), nodes, tmp_path / "run", public)
 
 

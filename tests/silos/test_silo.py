@@ -248,7 +248,7 @@ def test_code_that_reads_the_data_is_no_code_for_others_to_name(
         ),
         (task(replace(TERMS, clients=("server", "client-0"))), "no silo can be called 'server'"),
         (task(replace(TERMS, clients=("*", "client-0"))), "is not the name of a silo"),
-        (task(replace(TERMS, clients=("client-0", "client-0"))), "terms of the run cannot be read"),
+        (task(replace(TERMS, clients=("client-0", "client-0"))), "the run names 'client-0' twice"),
         (task(task="run"), "clients run only functions marked @on_client"),
         (task(task="__init__"), "clients run only functions marked @on_client"),
         (task(step=-1), "a task needs a step"),

@@ -211,7 +211,7 @@ def test_a_file_may_name_several_data_sets(tmp_path: Path) -> None:
         ("digits", 0.1),
         ("mnist", 0.2),
     ]
-    for name, line in (("", "name one by"), ("ct", "a holds no data set 'ct', but labs, xray")):
+    for name, line in (("", "choose by"), ("ct", "a holds no data set 'ct', but labs, xray")):
         with pytest.raises(UserError, match=line):
             file.holding(name)
     only = read(write(tmp_path, 'name = "a"\n[data]\npath = "digits"\n'))
@@ -502,7 +502,7 @@ def test_silos_whose_classes_differ_in_case_only_are_told_which(tmp_path: Path) 
     plan: RemotePlan[Any] = RemotePlan(Recipe(FedSeq(epochs=1), evaluate_every=0), "a,b")
     nodes = FakeNodes([read(tmp_path / f"{name}.toml") for name in "ab"])
     with pytest.raises(
-        UserError, match=r"different classes: .*; 'Yes' and 'yes' are names that differ in case"
+        UserError, match=r"different classes: .*: 'Yes' and 'yes' are names that differ in case"
     ):
         run(plan, nodes, tmp_path / "run", nodes.public, lambda line: None, poll=0)
 

@@ -161,7 +161,8 @@ def app_name(name: str) -> str:
 
 def read_keys(folder: Path, names: tuple[str, ...]) -> dict[str, str]:
     """Return the public keys NAME.pub of all silos."""
-    return {name: keys.read_public(folder / f"{name}.pub") for name in names}
+    do = "`ekiden federation add` lets a silo in"
+    return {name: keys.read_public(folder / f"{name}.pub", do) for name in names}
 
 
 @contextmanager

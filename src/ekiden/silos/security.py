@@ -23,21 +23,27 @@ def check_link(address: str, certificate: Path | None, say: Say) -> None:
     The certificate is the PEM file of the authority that signed the SuperLink's own; None trusts
     the system's authorities.
     """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise UserError(
-            f"{address!r} is not the address of a SuperLink: give HOST:PORT, such as "
-            "link.example.org:8000"
-        )
+    check_address(address)
     if certificate is not None and not certificate.is_file():
         raise UserError(
-            f"there is no certificate {certificate}: get the SuperLink's CA certificate first"
+            f"there is no certificate {certificate}: `ekiden silo join silo.toml roster.json` takes "
+            "it from the coordinator's roster"
         )
     good, words = certificate_state(certificate_end(address))
     if not good:
         raise UserError(words)
     if _RENEW in words:
         say(words)
+
+
+def check_address(address: str) -> None:
+    """Refuse what is not a SuperLink's address."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(
+            f"{address!r} is not the address of a SuperLink: give HOST:PORT, such as "
+            "link.example.org:8000"
+        )
 
 
 def certificate_end(address: str) -> datetime | None:

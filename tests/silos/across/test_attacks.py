@@ -43,6 +43,7 @@ from ekiden.runs.recipe import Recipe
 from ekiden.silos.coordinator import remote_plan, session
 from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.silo.shelf import Shelf
+from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import read
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import custody, sealing
@@ -50,8 +51,9 @@ from ekiden.silos.trust.agreement import AGREEMENT, Agreement, no_samples
 from ekiden.silos.trust.parcel import Answer, Ask, Hello, ParcelPart, arguments_key, pack, unpack
 from ekiden.silos.trust.report import Reported, SiloReport, total_of
 from ekiden.silos.trust.sealing import Party, Reader
-from tests.silos.fakes import NAMES, FakeNodes, mine, with_keys
+from tests.silos.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
 from tests.silos.test_session import assert_equal, far, here
+from tests.silos.test_silo import TERMS
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 from ekiden.silos.trust import keys
@@ -650,6 +652,20 @@ def test_invented_silos_get_nothing_and_leave_nothing(peers: bool, tmp_path: Pat
             assert not body
         assert answer.error
         assert files_of(tmp_path / "client-0-silo") == []
+
+
+def test_a_silo_that_knows_nobody_takes_part_alone_only_if_its_file_says_so(tmp_path: Path) -> None:
+    """A coordinator could give a roster without the others: the sum of one silo is its own."""
+    terms = replace(TERMS, clients=NAMES[:1], keys=TERMS.keys[:1])
+    limits = '[limits]\napprove = false\nlevel = "models"\n'
+    file = silo_file(tmp_path, NAMES[0], limits, trusting=False)
+    file = replace(file, link=replace(file.link, peers="none"))
+    for fewest, why in ((0, "the run has 1 silos, client-0 allows 2 to 100"), (1, "")):
+        own = replace(file, limits=replace(file.limits, min_clients=fewest))
+        hello = Silo(own, mine(NAMES[0])).answer(pack(Ask("hello", terms.text(), "0")))
+        error = unpack(hello, Answer)[0].error
+        assert error.startswith(why)
+        assert bool(error) == bool(why)
 
 
 def test_a_sealed_run_needs_the_keys_of_the_others(tmp_path: Path) -> None:

@@ -63,6 +63,13 @@ DEFENCES = {
         "if False:",
         "tests/silos/test_told.py::test_a_silo_gives_its_part_to_sums_of_all_silos",
     ),
+    "a silo is not alone": (
+        f"{FLOWER}/silo/silo_file.py",
+        "max(2, len(known))",
+        "len(known)",
+        "tests/silos/across/test_attacks.py::"
+        "test_a_silo_that_knows_nobody_takes_part_alone_only_if_its_file_says_so",
+    ),
     "sums of models of all silos": (
         f"{FLOWER}/silo/policy.py",
         'return file.limits.level != "all" and not',

@@ -108,7 +108,7 @@ def test_a_run_names_the_data_set_that_it_wants(tmp_path: Path) -> None:
     assert "a and the run are of different shape: (6,)" in refused(
         Attacker(nodes, terms), data="xray"
     )
-    for wrong, line in (("ct", "holds no data set 'ct', but labs, xray"), ("", "name one by")):
+    for wrong, line in (("ct", "holds no data set 'ct', but labs, xray"), ("", "choose by")):
         with pytest.raises(UserError, match=line):
             far(nodes, tmp_path / "none", wrong)
     assert not (tmp_path / "none").exists()

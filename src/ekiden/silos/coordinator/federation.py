@@ -129,7 +129,7 @@ def named_keys(files: Sequence[Path]) -> dict[str, str]:
         name = file.name.removesuffix(".pub").removesuffix(".key")
         if name in found:
             raise UserError(f"two keys are of {name!r}: give each silo its own name")
-        found[name] = keys.read_public(file)
+        found[name] = keys.read_public(file, "`ekiden silo init` makes it at the silo")
     for name, key in found.items():
         if twin := next(
             (other for other in found if other != name and keys.same(found[other], key)), ""

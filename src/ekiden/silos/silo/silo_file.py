@@ -47,6 +47,7 @@ from ekiden.readers.scaling import Scaling, read_agreed
 from ekiden.readers.sources import NAMED, load
 from ekiden.readers.targets import in_order
 from ekiden.silos.metrics import Metrics
+from ekiden.silos.security import check_address
 from ekiden.silos.silo import told
 from ekiden.silos.silo.levels import TELLS, Level
 from ekiden.silos.silo.told import ToldSums
@@ -89,7 +90,7 @@ class Limits(Checked):
     """largest number of training epochs in one task"""
     min_clients: CountOrZero = 0
     """smallest number of silos in a run; 0: all of the roster, this silo and those with a
-    key in `peers`. Those that a later roster adds count from their first run on. Runs that continue
+    key in `peers`, two at least. Those that a later roster adds count from their first run on. Runs that continue
     without silos that do not answer (`--absent skip`) need one of at least one fewer than theirs"""
     clients: Count = 100
     """largest number of silos in a run"""
@@ -207,6 +208,10 @@ class Link(Checked):
     peers: str = "peers"
     """folder with the public key NAME.pub of every other silo"""
 
+    def __post_init__(self) -> None:
+        if self.address:
+            check_address(self.address)
+
 
 @dataclass(frozen=True)
 class Pretrained(Checked):
@@ -247,7 +252,8 @@ class SiloFile:
             return 1
         # one that joined later counts from its first run on: the others may not know it yet
         known = {self.name, *(path.stem for path in self.peers.glob("*.pub"))} - self.new_peers
-        return self.limits.min_clients or len(known)
+        # alone with the coordinator, masks would hide nothing
+        return self.limits.min_clients or max(2, len(known))
 
     @property
     def new_peers(self) -> set[str]:
@@ -294,8 +300,8 @@ class SiloFile:
             return self
         if name not in self.named:
             raise UserError(
-                f"{self.name} holds no data set {name[:80]!r}: give --data one of "
-                f"{', '.join(self.named) or 'none'}"
+                f"{self.name} holds no data set {name[:80]!r}, but "
+                f"{', '.join(self.named) or 'one without a name'}: choose by --data, or leave it out"
             )
         return replace(self, data=self.named[name])
 

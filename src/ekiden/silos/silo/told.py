@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ekiden.core.base.checks import Checked, made, plain
 from ekiden.core.base.errors import UserError
-from ekiden.core.base.files import lock_file, locked, write_once
+from ekiden.core.base.files import disk_error, lock_file, locked, write_once
 
 FILE = "told.jsonl"
 """file in the silo's folder: what was reported about samples of each kind, never changed"""
@@ -132,9 +132,12 @@ def lines_of(ledger: Path, kind: type[L]) -> list[L]:
 
 def append(ledger: Path, line: Checked) -> None:
     """Append a line, and wait until it is on the disk."""
-    with open(os.open(ledger, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
-        file.seek(file.read().rfind(b"\n") + 1)
-        file.truncate()
-        file.write(json.dumps(plain(line)).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(os.open(ledger, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+            file.seek(file.read().rfind(b"\n") + 1)
+            file.truncate()
+            file.write(json.dumps(plain(line)).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise disk_error(error, ledger) from None

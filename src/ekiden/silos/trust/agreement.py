@@ -327,7 +327,7 @@ def parse(text: str, own: Callable[[str], str] = no_code) -> Agreement:
         raise UserError(
             "the terms of the run cannot be read: keys or the run's id are not as they must be"
         )
-    check_names(agreement.clients, "the terms of the run")
+    check_names(agreement.clients, "the run")
     return agreement
 
 

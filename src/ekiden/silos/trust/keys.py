@@ -23,6 +23,7 @@ from ekiden.core.base.outside import require_extra
 
 _AUTHORITY_DAYS = 3650
 _DAYS = 365
+_JOIN = "`ekiden silo join silo.toml roster.json` takes it from the coordinator's roster"
 # bytes of a public key
 _LONGEST = 1 << 14
 
@@ -42,21 +43,9 @@ def generate(private: Path) -> Path:
         serialization.PrivateFormat.OpenSSH,
         serialization.NoEncryption(),
     )
-    try:
-        private.parent.mkdir(parents=True, exist_ok=True)
-        write_secret(private, secret)
-        public.write_bytes(
-            key.public_key().public_bytes(
-                serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-            )
-            + b"\n"
-        )
-    except FileExistsError:
-        raise UserError(
-            f"{private} exists: a silo keeps its key; remove the file to make another"
-        ) from None
-    except OSError as error:
-        raise UserError(f"cannot write {private}: {error.strerror}") from None
+    private.parent.mkdir(parents=True, exist_ok=True)
+    write_secret(private, secret)
+    write(public, [f"{public_of(private)}\n".encode()])
     return public
 
 
@@ -76,8 +65,13 @@ def new_folder(folder: Path) -> Iterator[None]:
 
 def write_secret(path: Path, secret: bytes) -> None:
     """Write a new file that only its owner can read."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secret)
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secret)
+    except FileExistsError:
+        raise UserError(f"{path} exists: remove it to make another") from None
+    except OSError as error:
+        raise disk_error(error, path) from None
 
 
 def sign(private: Path, kind: str, payload: bytes) -> str:
@@ -156,15 +150,12 @@ def fingerprint(public: str) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
 
 
-def read_public(path: Path) -> str:
-    """Return a public key from a file, as one line of text."""
+def read_public(path: Path, do: str = _JOIN) -> str:
+    """Return a public key from a file, as one line of text; `do` gets the file if there is none."""
     try:
         text = read_text(path, _LONGEST).strip()
     except OSError:
-        raise UserError(
-            f"there is no public key {path}: `ekiden silo join silo.toml roster.json` takes it from "
-            "the coordinator's roster"
-        ) from None
+        raise UserError(f"there is no public key {path}: {do}") from None
     check(text)
     return text
 
