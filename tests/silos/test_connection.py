@@ -72,6 +72,12 @@ def test_a_silo_that_heard_nothing_for_a_while_is_not_connected() -> None:
     assert not Connection(now - 900, now, "refused").stands
 
 
+@pytest.mark.parametrize("text", ["", "[1]", '{"since": "x"}', '{"since": 1, "until": 2}', "\xff"])
+def test_a_damaged_note_is_of_a_silo_that_is_not_connected(text: str, tmp_path: Path) -> None:
+    (tmp_path / connection.FILE).write_bytes(text.encode("latin-1"))
+    assert connection.health(tmp_path) == (False, "not connected yet")
+
+
 def test_status_says_what_waits_and_what_was_spent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

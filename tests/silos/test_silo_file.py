@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 import ekiden
+from ekiden.cli.app import call
 from ekiden.core.base.errors import PrivateError, UserError, command_line
 from ekiden.core.base.settings import Training
 from ekiden.data import Dataset
@@ -605,3 +606,10 @@ def test_a_key_that_other_users_can_read_is_not_used(tmp_path: Path) -> None:
                 UserError, match=r"other users of this machine can read the silo's key: chmod 600"
             ):
                 use(private)
+
+
+@pytest.mark.parametrize("link", ["nonsense", "link.example.org:http", ":8000"])
+def test_a_silo_is_made_for_a_superlink_that_has_an_address(link: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="give HOST:PORT"):
+        call(["silo", "init", str(tmp_path / "a"), "--link", link])
+    assert not (tmp_path / "a").exists()

@@ -3,9 +3,11 @@ refused at once."""
 
 import json
 import os
+import resource
 import ssl
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -121,7 +123,7 @@ def test_silos_come_change_their_keys_and_go(
     assert set(joined(fed, "a")) == {"b", "c", "d"}
     old = (fed.keys / "b.pub").read_text()
     new, make = tmp_path / "b" / "b.key.pub", ["silo", "keys", str(tmp_path / "b" / "silo.toml")]
-    with pytest.raises(UserError, match="a silo keeps its key; remove the file to make another"):
+    with pytest.raises(UserError, match="keeps it; remove the file to make another"):
         call(make)
     new.with_suffix("").unlink()
     call(make)
@@ -166,6 +168,46 @@ def test_mistakes_with_keys_change_nothing(fed: Federation, tmp_path: Path) -> N
         call(["federation", "init", str(tmp_path / "other"), str(a), "--silos", "x"])
     with pytest.raises(UserError, match="give the public keys of the silos"):
         call(["federation", "init", str(tmp_path / "other")])
+
+
+@contextmanager
+def full_disk(most: int) -> Iterator[None]:
+    """No file can have more bytes than this."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_one_line_and_leaves_all_as_it_was(fed: Federation, tmp_path: Path) -> None:
+    """A key that is half written, or a certificate without its key, would be found later."""
+    stranger = own_key(tmp_path, "stranger")
+    (tmp_path / "a" / "a.key").rename(tmp_path / "a.key")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    silo = tmp_path / "a" / "silo.toml"
+    for most in (0, 100):
+        for words in (
+            ("federation", "init", tmp_path / "other", "--silos", "x,y"),
+            ("federation", "rotate", fed.folder),
+            ("federation", "add", fed.folder, stranger),
+            ("silo", "init", tmp_path / "z", "--link", "localhost:8000"),
+            ("silo", "keys", silo),
+            ("silo", "join", tmp_path / "b" / "silo.toml", fed.folder / ROSTER),
+        ):
+            with full_disk(most), pytest.raises(UserError, match="cannot write"):
+                call([*map(str, words)])
+            now = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+            assert now == before, words
+
+
+def test_a_key_that_the_federation_lost_is_in_its_roster(fed: Federation) -> None:
+    lost = fed.keys / "a.pub"
+    text = lost.read_text()
+    lost.unlink()
+    call(["federation", "revoke", str(fed.folder), "b"])
+    assert lost.read_text() == text
 
 
 def test_the_certificate_lasts_a_year_and_is_renewed_under_the_same_authority(

@@ -195,8 +195,8 @@ class SiloStatus:
 def status(federation: Federation) -> list[SiloStatus]:
     """Return which silos are connected."""
     seen, found = _seen(federation), []
-    for name in federation.silos:
-        fingerprint = keys.fingerprint(keys.read_public(federation.keys / f"{name}.pub"))
+    for name, public in read_roster(federation.folder / ROSTER).key_of.items():
+        fingerprint = keys.fingerprint(public)
         ago = round(time.time() - seen[name], 1) if name in seen else None
         state: State = "away"
         if ago is None:
@@ -221,7 +221,7 @@ def _changed(
 ) -> Federation:
     joining = tuple(name for name in federation.joining if name in names)
     after = replace(federation, silos=names, joining=joining)
-    before = {name: keys.read_public(federation.keys / f"{name}.pub") for name in federation.silos}
+    before = read_roster(federation.folder / ROSTER).key_of
     for name, key in public.items():
         if twin := next((other for other, known in before.items() if keys.same(known, key)), ""):
             raise UserError(

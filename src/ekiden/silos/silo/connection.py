@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ekiden.core.base.checks import Checked, made
+from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import is_held
 
 # in the silo's folder
@@ -17,7 +19,7 @@ _SILENT = 90.0
 
 
 @dataclass(frozen=True)
-class Connection:
+class Connection(Checked):
     """What a silo knows about its connection."""
 
     # when it was connected, or lost the connection; seconds since 1970
@@ -36,8 +38,8 @@ class Connection:
 def read(folder: Path) -> Connection:
     """Return what a silo noted; of a silo that never ran, the default."""
     try:
-        return Connection(**json.loads((folder / FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return made(Connection, json.loads((folder / FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, UserError):
         return Connection()
 
 

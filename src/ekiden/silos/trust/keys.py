@@ -69,8 +69,11 @@ def write_secret(path: Path, secret: bytes) -> None:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secret)
     except FileExistsError:
-        raise UserError(f"{path} exists: remove it to make another") from None
+        raise UserError(
+            f"{path} exists: who has a key keeps it; remove the file to make another"
+        ) from None
     except OSError as error:
+        path.unlink(missing_ok=True)
         raise disk_error(error, path) from None
 
 
@@ -258,7 +261,9 @@ def valid_until(certificate: Path) -> datetime:
     try:
         return end_of(certificate.read_bytes())
     except (OSError, ValueError):
-        raise UserError(f"{certificate} is not a certificate: restore it") from None
+        raise UserError(
+            f"{certificate} is not a certificate: `ekiden federation rotate` makes a new one"
+        ) from None
 
 
 def end_of(pem: bytes) -> datetime:
