@@ -382,7 +382,7 @@ def check_data(file: SiloFile, agreed: Agreement, held: Held) -> None:
 
 
 def sample_terms(file: SiloFile, dataset: Dataset) -> SampleTerms:
-    """Return what a silo tells of its samples to all who ask."""
+    """Return what a silo says about its samples to all who ask."""
     name = dataset.name
     if file.data.path:
         name = Path(file.data.path).stem

@@ -118,7 +118,7 @@ class Hello:
     # version of Ekiden with a digest of its source, see `code_version`
     version: str
     # What follows is empty if it does not take part.
-    # what it tells of its samples
+    # what it says about its samples
     holds: SampleTerms = field(default_factory=SampleTerms)
     # numbers for training, validation and test
     samples: tuple[int, int, int] = (0, 0, 0)
