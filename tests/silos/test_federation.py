@@ -10,6 +10,7 @@ import sys
 from collections.abc import MutableMapping
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -227,11 +228,8 @@ def test_a_silo_that_cannot_start_tells_its_coordinator_why(
     served: list[float | None] = []
     monkeypatch.setattr(supernode, "start", lambda file, say, seconds=None: served.append(seconds))
     file = made.silo("a") / "silo.toml"
-    with socket.socket() as link:
-        link.bind(("127.0.0.1", 0))
-        link.listen()
-        address = f"127.0.0.1:{link.getsockname()[1]}"
-        file.write_text(file.read_text().replace(made.address, address))
+    with monkeypatch.context() as there:
+        there.setattr(supernode, "certificate_end", lambda address: datetime.now(UTC))
         with pytest.raises(UserError, match="data"):
             call(["silo", "start", str(file)])
         assert served == [supernode._TELL]

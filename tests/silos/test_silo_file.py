@@ -217,7 +217,7 @@ def test_a_file_may_name_several_data_sets(tmp_path: Path) -> None:
             file.holding(name)
     only = read(write(tmp_path, 'name = "a"\n[data]\npath = "digits"\n'))
     assert only.holding("") is only
-    with pytest.raises(UserError, match="one without a name: leave out"):
+    with pytest.raises(UserError, match="one without a name: choose by"):
         only.holding("labs")
     for wrong, line in (
         (SEVERAL.replace('path = "mnist"', ""), r"by path, sql or python in \[data.xray\]"),
