@@ -40,7 +40,7 @@ def test_nobody_pushes_out_what_others_did(tmp_path: Path, monkeypatch: pytest.M
         log_request(tmp_path, f"run {'b' * 16}: {i}", run="b" * 16)
     found = lines(tmp_path)
     assert "the first line" in found[0]
-    assert sum("further ones are left out today" in line for line in found) == 1
+    assert sum("requests of no run today: too many lines" in line for line in found) == 1
     assert (
         sum(f"run {'b' * 16}: too many lines, further ones are left out" in line for line in found)
         == 1

@@ -21,15 +21,15 @@ def test_a_model_is_measured_by_the_subgroups_that_were_named(
 
     asked: dict[str, Any] = {}
 
-    def evaluate(measured: Measuring, *about: object, **more: object) -> None:
-        asked.update(more, asked=measured)
+    def evaluate(plan: Any, measured: Measuring, *about: object) -> None:
+        asked.update(vars(plan), asked=measured)
 
     monkeypatch.setattr(session, "evaluate", evaluate)
     measured = Measuring("run", by=by)
     monkeypatch.setattr(
         remote_plan,
         "from_json",
-        lambda values: SimpleNamespace(names=("a", "b"), data="", evaluate_dp="exact"),
+        lambda values: SimpleNamespace(data="", evaluate_dp="exact"),
     )
     config = {
         "plan": "{}",

@@ -493,7 +493,7 @@ def test_a_plan_names_the_steps_after_which_models_are_measured(tmp_path: Path) 
         with pytest.raises(UserError, match=r"measures models after step 3, not after step [012]"):
             attacker.measure(100, [model], step=number % 3)
     two = tuple(attacker.as_reader(node, 0) for node in (100, 101))
-    with pytest.raises(UserError, match="measures models over all of them"):
+    with pytest.raises(UserError, match="gives its part to sums of all silos"):
         attacker.measure(100, [layers({})], step=3, members=two)
     recipe = replace(attacker.terms.recipe, evaluate_every=2)
     seldom = Attacker(nodes, replace(attacker.terms, recipe=recipe, run="a" * 16))

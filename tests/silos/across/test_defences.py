@@ -29,8 +29,8 @@ DEFENCES = {
     ),
     "a chain ends without sums": (
         "methods/exact/fedgram.py",
-        "kept = s.totals if self.personal else None",
-        "kept = s.totals",
+        "totals=s.totals if self.personal else None",
+        "totals=s.totals",
         "tests/runs/test_reruns.py::test_the_last_state_of_a_run_has_no_sums",
     ),
     "the level of a silo": (

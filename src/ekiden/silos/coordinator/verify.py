@@ -353,7 +353,9 @@ def _same(name: str, found: Any, expected: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    return said(json.dumps(value), _SHOWN)
+    if not isinstance(value, str):
+        value = json.dumps(value)
+    return said(value, _SHOWN)
 
 
 _NOTES = (
