@@ -196,14 +196,13 @@ def status(federation: Federation) -> list[SiloStatus]:
     """Return which silos are connected."""
     seen, found = _seen(federation), []
     for name, public in read_roster(federation.folder / ROSTER).key_of.items():
-        fingerprint = keys.fingerprint(public)
         ago = round(time.time() - seen[name], 1) if name in seen else None
         state: State = "away"
         if ago is None:
             state = "never"
         elif ago < _CONNECTED:
             state = "connected"
-        found.append(SiloStatus(name, fingerprint, state, ago))
+        found.append(SiloStatus(name, keys.fingerprint(public), state, ago))
     return found
 
 

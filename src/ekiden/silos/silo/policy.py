@@ -211,8 +211,7 @@ def released(file: SiloFile, agreed: Agreement) -> bool:
     revision = agreed.revision
     if revision is None:
         return False
-    path = file.peers / f"{revision.client}.pub"
-    return masking.released(agreed, keys.read_public(path))
+    return masking.released(agreed, keys.read_public(file.peers / f"{revision.client}.pub"))
 
 
 def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: nn.Module) -> None:
