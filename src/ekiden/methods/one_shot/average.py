@@ -217,6 +217,17 @@ class FisherMethod(MergingMethod):
         """Return the Fisher information as it travels."""
 
 
+def told_diagonal(sent: Informed) -> Tensor:
+    """Return the diagonal (P,) that a client sent."""
+    (found,) = sent.curvature
+    if found.shape != sent.trained.model.params.shape:
+        raise UserError(
+            "the Fisher information does not have the model's size: use the same network at every "
+            "client"
+        )
+    return found
+
+
 def with_parameters(layout: Layout) -> list[Layer]:
     """Return the layers that have trainable parameters."""
     return [layer for layer in layout.layers if layer.params]

@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ekiden.authoring import Count, Positive, Size, UserError, Weights
+from ekiden.authoring import Count, Positive, Size, Weights
 from ekiden.core.training.weights import Layer, Layout
 from ekiden.methods.blocks.combining import Init
-from ekiden.methods.one_shot.average import FisherMethod, Informed, with_parameters
+from ekiden.methods.one_shot.average import FisherMethod, Informed, told_diagonal, with_parameters
 from ekiden.methods.one_shot.blocks.curvature import (
     Factors,
     Labels,
@@ -91,7 +91,7 @@ class FedFisher(FisherMethod):
         p = shares(models)
         away = [m.model.params - mean.params for m in models]
         if self.curvature == "diagonal":
-            gradient = along_diagonals([s.curvature[0] for s in sent], away, p)
+            gradient = along_diagonals(list(map(told_diagonal, sent)), away, p)
         else:
             note_averaged("FedFisher", layout)
             factors = [unpacked(s.curvature, layout.dense) for s in sent]
@@ -128,11 +128,6 @@ def along_diagonals(
     fishers: Sequence[Tensor], away: Sequence[Tensor], p: Sequence[float]
 ) -> Gradient:
     """Return the gradient with diagonals F_k (P,), for models that lie `away` from the average."""
-    if any(f.shape != a.shape for f, a in zip(fishers, away, strict=True)):
-        raise UserError(
-            "the Fisher information does not have the model's size: use the same network at every "
-            "client"
-        )
     total = torch.stack([share * f for f, share in zip(fishers, p, strict=True)]).sum(0)
     pull = torch.stack([share * f * a for f, a, share in zip(fishers, away, p, strict=True)]).sum(0)
     # the gradient of ½ Σ_k p_k (δ - a_k)ᵀ F_k (δ - a_k), where a_k = w_k - mean

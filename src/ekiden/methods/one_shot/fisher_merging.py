@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ekiden.authoring import Count, Positive, Size, UserError, Weights
+from ekiden.authoring import Count, Positive, Size, Weights
 from ekiden.core.training.weights import Layer, Layout
 from ekiden.methods.blocks.combining import Init
-from ekiden.methods.one_shot.average import FisherMethod, Informed, with_parameters
+from ekiden.methods.one_shot.average import FisherMethod, Informed, told_diagonal, with_parameters
 from ekiden.methods.one_shot.blocks.curvature import Labels, Passes, diagonal, shares
 
 
@@ -65,13 +65,7 @@ class FisherMerging(FisherMethod):
         params = result.params.clone()
         total = torch.zeros(len(result.params), dtype=torch.float64)
         for s, p in zip(sent, shares(models), strict=True):
-            (told,) = s.curvature
-            if told.shape != params.shape:
-                raise UserError(
-                    "Fisher information does not have the model's size: use the same network "
-                    "everywhere"
-                )
-            fisher = told.double().clamp(min=self.floor)
+            fisher = told_diagonal(s).double().clamp(min=self.floor)
             factor = p
             if self.normalise:
                 factor /= float(fisher.norm())

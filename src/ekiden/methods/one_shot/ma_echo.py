@@ -161,7 +161,8 @@ class MAEcho(Method):
     @on_client(gives="summary")
     def train(self, client: Client, model: Weights, first: bool) -> Contribution:
         """Train on the plain loss, then make one pass for the projectors."""
-        model = client.fresh() if first and self.init == "different" else model
+        if first and self.init == "different":
+            model = client.fresh()
         model = client.fit(model, epochs=self.epochs)
         closed = self.projector == "closed"
         found = projectors(
@@ -211,27 +212,34 @@ class MAEcho(Method):
     def harmonise(self, w: Tensor, clients: Tensor, projectors: Sequence[Tensor]) -> Tensor:
         """Iterate for one layer, from W (out, d), W_i (N, out, d) and P_i or F_i."""
         plain = self.form == "released" and self.weighting == "uniform" and not self.normalise
-        if plain and all(p.shape[0] != p.shape[1] for p in projectors):
+        if plain and not any(map(complete, projectors)):
             return harmonise_in_factors(w, clients, projectors, self.step, self.iterations)
         v = clients.clone()
-        kept = 1.0 if self.form == "released" else self.mu / (1 + self.mu)
+        pull_step = self.step
+        move_step = self.step
+        kept = 1.0
+        if self.form == "paper":
+            # the factor 2 of g_i, which the released code drops
+            pull_step = 2 * self.step
+            move_step = 1.0
+            kept = self.mu / (1 + self.mu)
         for _ in range(self.iterations):
             seen = project(w - v, projectors)  # (W - V_i) P_i, half of the paper's direction g_i
             alphas = self.alphas(seen)
             pull = torch.einsum("n,nod->od", alphas, seen)
-            # the released code drops the factor 2 of g_i
-            w = w - self.step * (1 if self.form == "released" else 2) * pull
+            w = w - pull_step * pull
             change = w - v
-            move = change - kept * project(
-                change, projectors
-            )  # (W - V_i)(I - μ/(1 + μ) P_i), Eq. 11
+            # (W - V_i)(I - μ/(1 + μ) P_i), Eq. 11
+            move = change - kept * project(change, projectors)
             if self.normalise:
                 move = unit_rows(move, change)
             # Algorithm 1 steps from the running V_i, not from W_i
-            v = v + move * (self.step if self.form == "released" else 1)
+            v = v + move * move_step
+        if self.form == "paper":
+            return w
         # the code returns the mean of the V_i; written as a change of the first, equal V_i give
         # their value without rounding
-        return v[0] + (v - v[0]).mean(0) if self.form == "released" else w
+        return v[0] + (v - v[0]).mean(0)
 
     def alphas(self, seen: Tensor) -> Tensor:
         """α of the directions g_i = 2(W - V_i)P_i, given without the factor 2."""
@@ -250,7 +258,9 @@ class MAEcho(Method):
                 f"--ranks {self.ranks} names {len(given)} layers, this network has {wanted}: give "
                 "as many"
             )
-        return given if len(given) == wanted else (given or [0]) * wanted
+        if len(given) == wanted:
+            return given
+        return (given or [0]) * wanted
 
     @property
     def _ranks(self) -> list[str]:
@@ -275,10 +285,9 @@ class MAEcho(Method):
         """Return K + 4·Σ d·k: a client's classes and projectors, with k = d for complete
         projectors.
         """
-        sizes = zip(layout.hidden, self.rank_of(layout), strict=True)
-        numbers = sum(
-            layer.inputs * (min(k, layer.inputs) if k else layer.inputs) for layer, k in sizes
-        )
+        numbers = 0
+        for layer, k in zip(layout.hidden, self.rank_of(layout), strict=True):
+            numbers += layer.inputs * min(k or layer.inputs, layer.inputs)
         return layout.classes + 4 * numbers
 
 
@@ -316,13 +325,25 @@ def harmonise_in_factors(
 
 def reduced(projector: Tensor) -> Tensor:
     """Return a complete projector of low rank as a factor, which is cheaper to compute with."""
-    return thin(projector) if projector.shape[0] == projector.shape[1] else projector
+    if complete(projector):
+        return thin(projector)
+    return projector
+
+
+def complete(projector: Tensor) -> bool:
+    """Return whether this is P (d, d), and not a factor F (d, k) of it."""
+    return projector.shape[0] == projector.shape[1]
 
 
 def project(differences: Tensor, projectors: Sequence[Tensor]) -> Tensor:
     """Return (W - V_i)P_i of each client, (N, out, d)."""
-    parts = zip(differences, projectors, strict=True)
-    return torch.stack([x @ p if p.shape[0] == p.shape[1] else (x @ p) @ p.T for x, p in parts])
+    parts = []
+    for x, p in zip(differences, projectors, strict=True):
+        seen = x @ p
+        if not complete(p):
+            seen = seen @ p.T
+        parts.append(seen)
+    return torch.stack(parts)
 
 
 def unit_rows(move: Tensor, change: Tensor) -> Tensor:
@@ -351,9 +372,9 @@ def aligned(contribution: Contribution, target: Weights, layout: Layout) -> Cont
 def carried(projector: Tensor, moved: Tensor | None, layer: Layer) -> Tensor:
     """Return TᵀPT (rows a, columns b of T) for P, or TᵀF for a factor F."""
     once = carry(projector.T.contiguous(), moved, layer).T
-    return (
-        once if projector.shape[0] != projector.shape[1] else carry(once.contiguous(), moved, layer)
-    )
+    if complete(projector):
+        return carry(once.contiguous(), moved, layer)
+    return once
 
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
