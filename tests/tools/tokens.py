@@ -20,10 +20,10 @@ BUDGET = {
     "methods": 113_140,
     "readers": 55_500,
     "care": 12_590,
-    "clinic": 22_900,
+    "clinic": 22_590,
     "runs": 31_960,
     "silos": 54_750,
-    "lab": 41_000,
+    "lab": 40_540,
     "cli": 20_160,
     "doors": 3_300,
 }

@@ -1,7 +1,7 @@
 """The command line of runs: `ekiden run`, `resume`, `data`, `forget` and `join`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -217,8 +217,10 @@ def data(options: DataOptions) -> None:
         told = study.cohort_sums(federation, options.times)
         lines, survival = study.table_one(told), study.survival(told)
         if options.json:
-            more = {"survival": survival.to_json()} if survival else {}
-            return print_json({"lines": [line.to_json() for line in lines], **more})
+            found: dict[str, Any] = {"lines": list(map(asdict, lines))}
+            if survival:
+                found["survival"] = asdict(survival)
+            return print_json(found)
         console.print(drawing.cohort(lines))
         if survival:
             console.print(drawing.survival(survival))

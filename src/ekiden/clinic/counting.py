@@ -415,14 +415,16 @@ class OfNumbers(Counting):
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
         errors, y = standardised(s, self.regression)
         e2, y2 = errors.square(), y.square()
-        values = [errors.abs(), e2, y, y2, e2.square(), e2 * y, e2 * y2, y2 * y, y2.square()]
+        powers = [errors.abs(), e2, y, y2]
+        moments = [e2.square(), e2 * y, e2 * y2, y2 * y, y2.square()]
         # (K, 9)
-        totals = torch.stack([one.sum(0) for one in values], 1)
+        totals = torch.stack([one.sum(0) for one in powers + moments], 1)
         room = totals.abs() < _ROOM
-        lost = torch.stack([~room[:, :4].all(), ~room[:, 4:].all()])
         sums = fixed(torch.where(room, totals, 0.0))
         found = dict(zip(POWERS, sums.unbind(1), strict=False))
-        return found | {"moments": sums[:, 4:], "lost": lost}
+        found["moments"] = sums[:, 4:]
+        found["lost"] = torch.stack([~room[:, :4].all(), ~room[:, 4:].all()])
+        return found
 
     def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> NumberSums:
         std = np.array(self.regression.std)

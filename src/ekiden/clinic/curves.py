@@ -3,8 +3,7 @@ agreed times.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -87,10 +86,6 @@ class Compared:
     # least and greatest p, by when between two times rows were last seen at each silo
     p_range: tuple[float, float] | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
-
 
 def compared(name: str, silos: Mapping[str, Followed]) -> Compared:
     """Return the curves that follow from what silos reported about a column of times, and the
@@ -159,10 +154,12 @@ def _log_rank(n: Numbers, d: Numbers) -> float | None:
     """
     used = n.sum(0) > 1
     n, d = n[:, used], d[:, used]
-    share, total, deaths = n / n.sum(0), n.sum(0), d.sum(0)
+    total, deaths = n.sum(0), d.sum(0)
+    share = n / total
+    # the last silo follows from the others
     apart = (d - deaths * share).sum(1)[:-1]
-    weights = deaths * (total - deaths) / (total - 1)
-    spread = (np.diag((weights * share).sum(1)) - (weights * share) @ share.T)[:-1, :-1]
+    weighted = deaths * (total - deaths) / (total - 1) * share
+    spread = (np.diag(weighted.sum(1)) - weighted @ share.T)[:-1, :-1]
     if not len(spread) or np.linalg.matrix_rank(spread) < len(spread):
         return None
     return float(apart @ np.linalg.solve(spread, apart))

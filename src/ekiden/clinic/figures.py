@@ -234,17 +234,15 @@ def ranking_intervals(c: ClassCounts, values: Mapping[str, float]) -> dict[str, 
 
 def number_intervals(c: NumberSums, values: Mapping[str, float]) -> dict[str, Interval]:
     """Return intervals of errors of numbers; of numbers without any error there is none."""
-    e4, both, d4 = c.fourth
     n, share = c.samples, ratio(c.squared, c.spread)
-    of_squares = np.sqrt(np.maximum(e4 - c.squared**2, 0) / n)
-    absolute = np.sqrt(np.maximum(c.squared - c.absolute**2, 0) / n)
-    of_share = np.sqrt(np.maximum(e4 - 2 * share * both + share**2 * d4, 0) / n)
-    return {
-        "rmse": _around(values["rmse"], ratio(of_squares, 2 * np.sqrt(c.squared)), n, 0.0, inf),
-        "mae": _around(values["mae"], absolute, n, 0.0, inf),
-        "mse": _around(values["mse"], of_squares, n, 0.0, inf),
-        "r2": _around(values["r2"], ratio(of_share, c.spread), n, -inf, 1.0),
-    }
+    e4, both, d4 = c.fourth
+    of_shares = e4 - 2 * share * both + share**2 * d4
+    variances = np.stack([c.squared - c.absolute**2, e4 - c.squared**2, of_shares])
+    absolute, squared, of_share = np.sqrt(np.maximum(variances, 0) / n)
+    errors = {"rmse": ratio(squared, 2 * np.sqrt(c.squared)), "mae": absolute, "mse": squared}
+    found = {name: _around(values[name], error, n, most=inf) for name, error in errors.items()}
+    found["r2"] = _around(values["r2"], ratio(of_share, c.spread), n, -inf)
+    return found
 
 
 def pair_intervals(c: PairCounts, values: Mapping[str, float]) -> dict[str, Interval]:

@@ -4,7 +4,7 @@ table one.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from math import floor, isfinite, log10
 from pathlib import Path
@@ -299,10 +299,6 @@ class CohortLine:
     column: str  # name of the column; "label" for classes
     category: str  # one of its categories; "missing"; empty for numbers
     silos: Mapping[str, CohortCell]  # what is known, for all together and for each silo
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
 
 
 def table_one(told: Sequence[ColumnSums]) -> list[CohortLine]:
