@@ -267,29 +267,26 @@ def study(  # noqa: D417  (there are no others)
     whole, grid, training = _checked_seeds(seeds), grid or {}, training or Training()
     base = [as_method(method, data) for method in methods]
     _check_grid(grid, [*base, training])
-    tried: dict[str, list[_Choice]] = {}
-    steps = 0
+    tried = {}
     for label, method in zip(_labels(base), base, strict=True):
         tried[label] = _grid(_Candidate(method, training), grid)
-        # the best is run again, with the test data
-        steps += len(whole)
-        if len(tried[label]) > 1:
-            steps += len(tried[label]) * len(whole)
     divided = {seed: as_federation(_of_seed(data, seed)) for seed in whole}
-    place = None
-    if folder is not None:
-        place = Path(folder)
+    place = None if folder is None else Path(folder)
     options = {"model": model, "hardware": hardware, "metric": metric, "workers": workers}
     options |= {"evaluate_every": evaluate_every, "quiet": True}
-    runs, chosen = {}, {}
-    with bar("study", steps, quiet=quiet) as advance:
+    with bar("study", len(whole) * sum(map(_times, tried.values())), quiet=quiet) as advance:
         results = _Results(divided, place, options, advance)
         best = {label: results.best(label, candidates) for label, candidates in tried.items()}
-        for label, (settings, one) in best.items():
-            runs[label] = results(label, one)
-            if grid:
-                chosen[label] = settings
+        runs = {label: results(label, one) for label, (_, one) in best.items()}
+    chosen = {label: settings for label, (settings, _) in best.items() if grid}
     return Study(runs, whole, chosen, place)
+
+
+def _times(choices: Sequence[_Choice]) -> int:
+    """Return how often a method is run with a seed: with each choice, and then with the best."""
+    if len(choices) == 1:
+        return 1
+    return len(choices) + 1
 
 
 def _checked_seeds(seeds: Any) -> tuple[int, ...]:
