@@ -231,7 +231,7 @@ def heat(
     # inches, room for three digits
     cell, high_cell, room = 0.42, 0.8 * 0.42, 0.25
     if not written:
-        # beside the cells there is a colour bar
+        # next to the cells there is a colour bar
         cell, room = max(8.8 / most, min(0.11, 18 / most)), 1.0
         high_cell = cell
         # so few names can all be read
@@ -263,7 +263,7 @@ def heat(
 
 
 def _room_for(names: Sequence[str]) -> float:
-    """Return the inches that names need beside the cells."""
+    """Return the inches that names need next to the cells."""
     return 0.3 + 0.085 * min(_LONGEST, max(map(len, names)))
 
 
