@@ -566,7 +566,7 @@ def table(runs: Sequence[Summary]) -> "pa.Table":
         _identity(run) | flat(row, run.config["clients"]) for run in runs for row in run.metrics
     ]
     if not rows:
-        raise UserError("none of these runs has finished a step: let them run first")
+        raise UserError("no finished step there: give other folders, or let the runs do one first")
     names = list(dict.fromkeys(name for row in rows for name in row))
     return pa.table({name: [row.get(name) for row in rows] for name in names})
 
