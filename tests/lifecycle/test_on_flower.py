@@ -52,7 +52,7 @@ def test_a_life_over_real_silos(name: str, federation: Federation, tmp_path: Pat
     used."""
     method, root = KINDS[name].method, federation.folder
     for silo in NAMES:  # kinds share columns, of which there is one version
-        (root / f"{silo}-silo" / "told.json").write_text("")
+        (root / f"{silo}-silo" / "told.jsonl").write_text("")
     place = life.Place(name, tmp_path, silos(KINDS[name], root, partial(reach, federation)))
     place.silos.run(life.FAR[method], tmp_path / "here")
 
