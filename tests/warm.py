@@ -85,3 +85,16 @@ def ekiden(
         return subprocess.CompletedProcess(
             line, process.exitcode, out.read_text(), error.read_text()
         )
+
+
+def children(pid: int) -> list[int]:
+    """Return all processes below one."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:  # it has just ended
+            continue
+        if parent == pid:
+            found += [int(stat.parent.name), *children(int(stat.parent.name))]
+    return found

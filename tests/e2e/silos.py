@@ -2,6 +2,7 @@
 to break."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -67,8 +68,8 @@ class Federation:
 
     def __init__(self, folder: Path, names: tuple[str, ...] = NAMES) -> None:
         self.folder, self.names = folder, names
-        self.ports = free_ports(5)
-        self.parts = Parts(folder, "127.0.0.1", self.ports[0], self.ports[4], names)
+        self.ports = free_ports(2)
+        self.parts = Parts(folder, "127.0.0.1", self.ports[0], self.ports[1], names)
         self.processes: dict[str, Any] = {}
         self.seen: set[bytes] = set()
         self.environment = {
@@ -94,16 +95,19 @@ class Federation:
 
     def prepare(self) -> None:
         make_certificates(self.folder, "127.0.0.1")
+        (self.folder / "federation.toml").write_text(
+            f'host = "127.0.0.1"\nport = {self.parts.port}\n'
+            f"control_port = {self.parts.control_port}\nsilos = {json.dumps(self.names)}\n"
+        )
         (self.folder / "own.py").write_text(OWN)
         (self.folder / "keys").mkdir()
-        for i, name in enumerate(self.names):
+        for name in self.names:
             (self.folder / f"{name}.toml").write_text(
                 f'name = "{name}"\n[data]\npython = "own.py:mine"\n[hardware]\nthreads = 1\n'
                 f'[limits]\nmethods = ["fedelmy", "fedgram", "fedseq"]\n'
                 f'approve = false\nexact_evaluation = true\nlevel = "models"\nmin_clients = 2\n'
                 f'[link]\naddress = "{self.address}"\ncertificate = "ca.crt"\nkey = '
                 f'"{name}.key"\npeers = "keys"\n'
-                f"port = {self.ports[1 + i]}\n"
             )
             self.ekiden("silo", "keys", f"{name}.toml")
             shutil.copy(self.folder / f"{name}.key.pub", self.folder / "keys" / f"{name}.pub")
@@ -114,7 +118,7 @@ class Federation:
         while time.monotonic() < end:
             with (
                 contextlib.suppress(OSError),
-                socket.create_connection(("127.0.0.1", self.ports[4]), timeout=1),
+                socket.create_connection(("127.0.0.1", self.ports[1]), timeout=1),
             ):
                 return
             time.sleep(0.3)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.warm import WarmProcess, command
+from tests.warm import WarmProcess, children, command
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
 SAME = ("metrics.jsonl", "ledger.jsonl")
@@ -155,19 +155,6 @@ def test_killed_twenty_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert origins == sorted(origins)
     assert len(set(origins)) >= 4, "it was killed in several of its steps"
     assert not list(folder.rglob("value-0-*")), "what only the first steps needed is gone"
-
-
-def children(pid: int) -> list[int]:
-    """Return all processes below one."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(stat.read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:  # it has just ended
-            continue
-        if parent == pid:
-            found += [int(stat.parent.name), *children(int(stat.parent.name))]
-    return found
 
 
 def alive(pid: int) -> bool:

@@ -392,7 +392,9 @@ def test_far_the_silos_measured_it(place: Place, method: str) -> None:
     run = ended(place, method, "far")
     if run is None:
         return
-    assert "is a run over silos, which keep its data" in refused(lambda: ekiden("evaluate", run))
+    assert "its data stayed at the silos: measure it in Python" in refused(
+        lambda: ekiden("evaluate", run)
+    )
     flags = ("--data", str(place.silos.paths[0]), *place.kind.columns)
     found = json.loads(ekiden("evaluate", run, *flags, "--json"))
     assert np.isfinite(found["loss"])

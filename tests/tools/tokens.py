@@ -36,8 +36,15 @@ def tokens_of(text: str) -> int:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import | ast.ImportFrom) or _is_text(node):
             free.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    found = tokenize.generate_tokens(io.StringIO(text).readline)
-    return sum(token.type in COUNTED and token.start[0] not in free for token in found)
+    count = depth = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        # a text with values in it is one token, which since Python 3.12 comes in parts
+        kind = tokenize.tok_name[token.type]
+        depth -= kind == "FSTRING_END"
+        counts = token.type in COUNTED or kind == "FSTRING_START"
+        count += counts and not depth and token.start[0] not in free
+        depth += kind == "FSTRING_START"
+    return count
 
 
 def _is_text(node: ast.AST) -> TypeGuard[ast.Expr]:

@@ -234,7 +234,8 @@ def told_by(client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -
     for place, (name, known) in enumerate(
         zip(table.categorical, table.vocabularies, strict=True), len(table.numeric)
     ):
-        categories[name] = counted(rows[:, place] - 1, known)
+        # code 0 is a missing value
+        categories[name] = counted(rows[rows[:, place] > 0, place] - 1, known)
     if isinstance(dataset.task, ScaledTask):
         for name, values in zip(
             dataset.classes, dataset.task.measured(labels).numpy().T, strict=True

@@ -54,7 +54,8 @@ def test_after_training_a_first_round_is_that_of_local(
 
 def test_where_a_round_ends_with_training_both_are_the_same(blobs: FederatedData) -> None:
     row = last(DisPFL(rounds=2, epochs=1, topology="complete"), blobs)
-    assert row["client_mean_trained"] == row["client_mean"]
+    # since Python 3.12 `sum` loses nothing, while torch's mean does
+    assert row["client_mean_trained"] == pytest.approx(row["client_mean"], rel=1e-15)
 
 
 def test_own_data_alone_give_the_same_clients_and_change_nothing_else(blobs: FederatedData) -> None:

@@ -149,7 +149,7 @@ class Adapter(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (b, C, ...) to (b, C', ...)."""
-        return super().forward(input.movedim(1, -1)).movedim(-1, 1)
+        return F.linear(input.movedim(1, -1), self.weight, self.bias).movedim(-1, 1)
 
 
 class Stage(nn.Module):
