@@ -314,7 +314,7 @@ def test_own_files_are_found_from_another_folder(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pets(Path("pets"))
-    assert "pets, 2 clients" in call(*ON_PETS, "--partition", "iid")
+    assert "pets, iid, 2 clients" in call(*ON_PETS, "--partition", "iid")
     found = call("evaluate", "runs/fedseq-pets-seed0")
     assert stored(Path("runs/fedseq-pets-seed0")).data == str(tmp_path / "pets")
     Path("elsewhere").mkdir()
