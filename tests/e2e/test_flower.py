@@ -199,7 +199,7 @@ def test_what_terms_say_of_the_network_is_refused_by_real_silos(
         ),
         "samples": (
             {"inputs": '{"kind": "tokens", "vocabulary": 1000000000000}'},
-            "in another way than the run",
+            "and the run are of different inputs",
         ),
     }
     own = {field.name for field in fields(Recipe)}
