@@ -331,8 +331,10 @@ def test_changed_data_are_not_measured_in_silence(call: Call, refused: Call) -> 
     folder = "runs/fedseq-pets-seed0"
     call(*ON_PETS)
     call("evaluate", folder)
-    other = Image.linear_gradient("L").resize((18, 18)).convert("RGB")
-    other.save(Path("pets", "test", "town", "cat", "3.png"))
+    changed = Path("pets", "test", "town", "cat", "3.png")
+    other = Image.open(changed).convert("RGB")
+    other.putpixel((0, 0), (1, 2, 3))
+    other.save(changed)
     error = refused("evaluate", folder)
     assert error.startswith(
         f"the data of town differ from what {folder} was made with: put these data back, or give"
@@ -385,7 +387,7 @@ def test_a_pipe_gets_a_line_for_each_step_as_it_is_done() -> None:
     name = "fedseq-digits-seed4, seed 4"
     assert lines[0] == f"{name}: 3 steps\n"
     for step, line in enumerate(lines[1:], 1):
-        assert re.fullmatch(rf"{name}: step {step} of 3, accuracy \d+\.\d %\n", line)
+        assert re.fullmatch(rf"{name}: step {step} of 3, accuracy \d+\.\d\d %\n", line)
     assert seen
 
 

@@ -235,7 +235,8 @@ def test_killed_resumed_failing_and_changed(
         stdout=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 120
-    while not read_lines(folder / "metrics.jsonl") and killed.poll() is None:
+    # the last line of a step: its state is there
+    while not read_lines(folder / "times.jsonl") and killed.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.002)
     assert killed.poll() is None

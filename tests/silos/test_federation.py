@@ -202,7 +202,7 @@ def test_a_second_instance_of_a_silo_says_so(made: Federation, tmp_path: Path) -
     nobody."""
     file = made.silo("a") / "silo.toml"
     twin = tmp_path / "twin.toml"
-    text = file.read_text().replace('"a.key"', f'"{made.silo("a") / "a.key"}"')
+    text = file.read_text().replace("[link]", f'[link]\nkey = "{made.silo("a") / "a.key"}"')
     twin.write_text(text.replace('"ca.crt"', f'"{made.certificate}"'))
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(file)], stdout=subprocess.PIPE, text=True
