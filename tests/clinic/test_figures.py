@@ -1,31 +1,14 @@
-"""Figures from counts: against scikit-learn and scipy on the scores themselves; sums over silos;
-what is left out."""
-
-from math import isnan
-from typing import Any
+"""Figures from counts: against scikit-learn and scipy on the scores themselves."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy.stats import binomtest
 from sklearn import metrics as sk
-from sklearn.calibration import calibration_curve
-from torch import Tensor
 
-from ekiden import UserError
 from ekiden.clinic import ranked
-from ekiden.clinic.counting import (
-    EXACT,
-    Care,
-    Counting,
-    counting_of,
-    real,
-)
-from ekiden.clinic.figures import Figures, figures
-from ekiden.clinic.ranked import Wanted, wilson
-from ekiden.core.base.checks import made
+from ekiden.clinic.ranked import Wanted
 from ekiden.core.tasks import (
     Classification,
     LanguageModelling,
@@ -33,50 +16,12 @@ from ekiden.core.tasks import (
     Regression,
     Scores,
     Segmentation,
+    Survival,
     scaled,
 )
-from ekiden.core.tasks.base import IGNORED, Task
-from ekiden.core.tasks.counts import ClassCounts
-from ekiden.core.tasks.ranked import Ranked
-
-Array = np.ndarray[Any, Any]
-
-
-def two_classes(p: Array, y: Array) -> Scores:
-    """A classifier of two classes that gives these probabilities of the second one."""
-    high, there = torch.tensor(p, dtype=torch.float64), torch.tensor(y).long()
-    answers = torch.stack([1 - high, high], 1)
-    loss = -torch.log(answers[torch.arange(len(y)), there].clamp(min=1e-9))
-    return Scores(Classification(), 2, there, answers, loss)
-
-
-def counted(s: Scores, care: Care = EXACT, train: Tensor | None = None) -> tuple[Counting, Tensor]:
-    counting = counting_of(s.task, s.outputs, full=True)
-    return counting, counting.count(s, care, train)
-
-
-def of(counting: Counting, numbers: Tensor, wanted: Wanted | None = None) -> Figures:
-    return figures(counting.task, counting.told(numbers), wanted)
-
-
-def told(s: Scores, care: Care = EXACT) -> Figures:
-    return of(*counted(s, care), Wanted())
-
-
-def skewed(n: int, seed: int, prevalence: float = 0.03) -> tuple[Array, Array]:
-    """Scores of a model for a rare class, all below 0.1."""
-    draw = np.random.default_rng(seed)
-    y = (draw.random(n) < prevalence).astype(int)
-    y[:3] = 1
-    return 0.1 / (1 + np.exp(-draw.normal(-1.5, 1.2, n) - 0.9 * y)), y
-
-
-def bins(counting: Counting, numbers: Tensor) -> Ranked:
-    """The bins of the second of two classes."""
-    counts = counting.told(numbers).counts
-    assert isinstance(counts, ClassCounts)
-    return counts.ranked[1]
-
+from ekiden.core.tasks.base import IGNORED
+from tests.clinic.counted import Array, bins, counted, of, skewed, two_classes
+from tests.core.tasks.scored import exact, of_two, told
 
 PROBABILITIES = st.one_of(
     st.floats(0, 1),
@@ -148,34 +93,6 @@ def test_scores_of_two_even_classes_are_told_to_a_thousandth(spread: float) -> N
     )
 
 
-def test_the_curve_of_the_calibration_is_that_of_scikit_learn() -> None:
-    """Its tenths have as many samples, up to samples of one bin."""
-    p, y = skewed(10_000, 2, 0.2)
-    shares, scores = calibration_curve(y, p, n_bins=10, strategy="quantile")
-    rows = np.array(of(*counted(two_classes(p, y)), Wanted()).calibration)
-    assert rows[:, 0] == pytest.approx(1000, abs=40)
-    assert rows[:, 1] == pytest.approx(scores, abs=1e-3)
-    assert rows[:, 2] == pytest.approx(shares, abs=0.01)
-
-
-def test_counts_of_silos_add_up_to_those_of_all() -> None:
-    p, y = skewed(600, 7)
-    s = two_classes(p, y)
-    counting, total = counted(s, train=s.y)
-    parts = [
-        counting.count(s.at(rows), train=s.y[rows]) for rows in torch.split(torch.arange(600), 170)
-    ]
-    together = counting.split(sum(parts, torch.zeros_like(total)))
-    whole = counting.split(total)
-    assert int(together.pop("reports")) == 4
-    assert int(whole.pop("reports")) == 1
-    for name, numbers in whole.items():
-        if name in ("loss", "brier", "confidence"):  # each silo rounds its sum
-            assert real(together[name].numpy()) == pytest.approx(real(numbers.numpy()), abs=4e-6)
-        else:
-            assert torch.equal(together[name], numbers), name
-
-
 def test_several_classes() -> None:
     draw = torch.Generator().manual_seed(0)
     y = torch.randint(5, (3000,), generator=draw)
@@ -199,18 +116,6 @@ def test_several_classes() -> None:
     assert exact["brier"] == pytest.approx(
         np.mean(((s.answers - torch.eye(5)[y]) ** 2).sum(1).numpy()), abs=1e-6
     )
-
-
-def test_many_classes_have_no_scores() -> None:
-    y = torch.arange(200) % 150
-    answers = torch.eye(150)[(y + (torch.arange(200) < 20)) % 150]
-    found = told(Scores(Classification(), 150, y, answers, torch.zeros(200)))
-    assert found.values["accuracy"] == 0.9
-    assert found.values["macro_f1"] == pytest.approx(
-        sk.f1_score(y, answers.argmax(1), average="macro")
-    )
-    assert not {"auroc", "brier"} & found.values.keys()
-    assert found.confusion == ()
 
 
 def test_labels() -> None:
@@ -331,45 +236,6 @@ def test_a_bootstrap_of_the_calibration_error_does_not_hold_its_true_value() -> 
     assert held == 0
 
 
-def test_slope_and_calibration_in_the_large_have_intervals_that_hold() -> None:
-    """Of 40 samples of 300, whose logits should be 0.6·z + 0.8. With the slope 1, as many are
-    expected as there are."""
-    draw, inside = (
-        np.random.default_rng(0),
-        dict.fromkeys(("calibration_slope", "calibration_in_the_large"), 0),
-    )
-    for _ in range(40):
-        z = draw.normal(-1, 1.5, 300)
-        y = (draw.random(300) < 1 / (1 + np.exp(-(0.6 * z + 0.8)))).astype(int)
-        found = ranked.calibration(bins(*counted(two_classes(1 / (1 + np.exp(-z)), y))))
-        for name, truth in (("calibration_slope", 0.6), ("calibration_in_the_large", 1.2416)):
-            inside[name] += found[name][1][0] <= truth <= found[name][1][1]
-    assert all(35 <= hits <= 40 for hits in inside.values()), inside
-    value = found["calibration_in_the_large"][0]
-    assert (1 / (1 + np.exp(-z - value))).sum() == pytest.approx(y.sum(), abs=0.05)
-
-
-def test_intervals_of_shares_are_wilsons() -> None:
-    for hits, n in ((0, 5), (3, 10), (97, 100), (10, 10)):
-        expected = binomtest(hits, n).proportion_ci(method="wilson")
-        assert wilson(hits, n) == pytest.approx((expected.low, expected.high), abs=1e-9)
-
-
-def delong(p: Array, y: Array) -> float:
-    """The variance of the area, from pairs of samples."""
-    high, low = p[y == 1], p[y == 0]
-    pairs = (high[:, None] > low[None]) + 0.5 * (high[:, None] == low[None])
-    return float(pairs.mean(1).var(ddof=1) / len(high) + pairs.mean(0).var(ddof=1) / len(low))
-
-
-def test_the_interval_of_the_area_is_delongs() -> None:
-    p, y = skewed(800, 3, 0.2)
-    found = told(two_classes(p, y))
-    area, low, high = found.values["auroc"], *found.intervals["auroc"]
-    spread = (np.log(high / (1 - high)) - np.log(low / (1 - low))) / (2 * 1.959964)
-    assert (spread * area * (1 - area)) ** 2 == pytest.approx(delong(p, y), rel=0.01)
-
-
 @pytest.mark.slow
 def test_intervals_hold_the_true_value_about_as_often_as_they_say() -> None:
     """Of 60 samples of 150 from one population."""
@@ -385,81 +251,6 @@ def test_intervals_hold_the_true_value_about_as_often_as_they_say() -> None:
     assert all(52 <= hits <= 60 for hits in inside.values()), inside
 
 
-def test_perfect_ranks_have_an_interval_that_is_not_a_point() -> None:
-    one = Ranked(
-        np.array([9.0, 0, 0]),
-        np.array([0.0, 0, 12]),
-        np.array([0.1, 0.5, 0.9]),
-        np.array([0, 0.3, 0.6, 1]),
-    )
-    low, high = ranked.delong(one)
-    assert (low, high) == pytest.approx(wilson(9, 9))
-
-
-def test_a_threshold_that_was_chosen_and_one_of_a_sensitivity() -> None:
-    p, y = skewed(5000, 5)
-    s = two_classes(p, y)
-    found = of(*counted(s), Wanted(threshold=0.04, sensitivity=0.8))
-    by_rule = {one.rule: one for one in found.thresholds}
-    assert list(by_rule) == ["0.5", "Youden", "sensitivity 0.8", "chosen"]
-    chosen = by_rule["chosen"]
-    assert chosen.threshold == pytest.approx(0.04, abs=2e-4)
-    assert chosen.sensitivity == pytest.approx((p[y == 1] >= 0.04).mean(), abs=0.01)
-    enough = by_rule["sensitivity 0.8"]
-    assert 0.8 <= enough.sensitivity < 0.82
-    wrong, hits, _ = sk.roc_curve(y, p)
-    best = by_rule["Youden"]
-    assert best.sensitivity + best.specificity - 1 == pytest.approx((hits - wrong).max(), abs=3e-3)
-    assert sum(n for n, _, _ in found.calibration) == 5000
-    assert sum(n * rate for n, _, rate in found.calibration) == pytest.approx(y.sum())
-    read = made(Figures, found.to_json())
-    assert (read.thresholds[0].rule, read.calibration, read.confusion) == (
-        "0.5",
-        found.calibration,
-        found.confusion,
-    )
-    assert read.to_json() == found.to_json()
-
-
-def test_too_few_samples_and_too_few_of_a_class_are_left_out() -> None:
-    p, y = skewed(40, 2, 0.0)  # three of the second class
-    s = two_classes(p, y)
-    counting, numbers = counted(s, Care(samples=41))
-    assert not numbers.any()
-    few = of(counting, counting.count(s, Care(positives=4)))
-    assert few.samples == 40
-    assert few.values["accuracy"] == pytest.approx(37 / 40)  # the right answers of all are told
-    assert few.confusion == ((37, 0), (0, 0))
-    assert "auroc" not in few.values
-    labels = MultiLabel()
-    both = torch.stack([s.y.float(), (torch.arange(40) < 20).float()], 1)
-    t = Scores(labels, 2, both, torch.rand(40, 2), torch.zeros(40))
-    tables = counting_of(labels, 2, full=True).count(t, Care(positives=4))
-    split = counting_of(labels, 2, full=True).split(tables)
-    assert not split["tables"][0].any()
-    assert int(split["tables"][1].sum()) == 40
-    assert not split["scores"][0].any()
-
-
-def test_losses_that_are_not_numbers_are_told() -> None:
-    s = two_classes(*skewed(30, 1))
-    s.loss[3] = float("nan")
-    found = told(s)
-    assert "loss" not in found.values
-    assert isnan(float("nan"))
-    counting, numbers = counted(s)
-    assert int(counting.split(numbers)["far"]) == 1
-    s.answers[3] = float("nan")
-    assert "auroc" in told(s).values
-
-
-def test_numbers_of_another_length_are_refused() -> None:
-    counting = counting_of(Classification(), 3, full=False)
-    for bad in (torch.zeros(counting.size + 1, dtype=torch.int64), torch.zeros(counting.size)):
-        with pytest.raises(UserError, match="do not fit classification"):
-            counting.split(bad)
-
-
 def test_the_majority_is_that_of_the_training_samples() -> None:
     s = two_classes(*skewed(100, 4))
     found = of(*counted(s, train=torch.tensor([0, 0, 1])))
@@ -468,29 +259,39 @@ def test_the_majority_is_that_of_the_training_samples() -> None:
     assert other.majority == pytest.approx(float((s.y == 1).double().mean()))
 
 
-TASKS: list[Task] = [
-    Classification(),
-    MultiLabel(),
-    Regression(),
-    Segmentation(),
-    LanguageModelling(vocabulary=7),
-]
-
-
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
-def test_fixed_point_and_whole_numbers_only(task: Task) -> None:
-    counting = counting_of(task, 4, full=True)
-    assert sum(part.size for part in counting.layout) == counting.size
-    assert of(counting, torch.zeros(counting.size, dtype=torch.int64)).values == {}
-
-
-def test_the_interval_of_few_positives_is_no_narrower_than_that_of_as_few_draws() -> None:
-    """One positive above 98 of 100 negatives says little, though its distance to them varies
-    little."""
-    low, high = np.zeros(4), np.array([0.0, 0.0, 1.0, 0.0])
-    low[:] = (60, 38, 0, 2)
-    area = ranked.delong(
-        Ranked(low, high, np.array([0.1, 0.4, 0.6, 0.9]), np.array([0.0, 0.25, 0.5, 0.75, 1.0]))
+def test_a_perfect_classifier_has_intervals_that_are_not_points() -> None:
+    y = np.array([0] * 40 + [1] * 12)
+    for count in (exact, told):
+        found = count(of_two(y.astype(float), y))
+        assert (
+            found.values["auroc"]
+            == found.values["average_precision"]
+            == found.values["accuracy"]
+            == 1
+        )
+        for name in (
+            "accuracy",
+            "balanced_accuracy",
+            "macro_f1",
+            "auroc",
+            "average_precision",
+            "brier",
+        ):
+            low, high = found.intervals[name]
+            assert low <= found.values[name] <= high
+            assert high - low > 0.05, name
+    three = torch.arange(30) % 3
+    s = Scores(Classification(), 3, three, torch.eye(3)[three], torch.zeros(30))
+    labels = Scores(MultiLabel(), 3, torch.eye(3)[three], torch.eye(3)[three], torch.zeros(30))
+    times = Scores(
+        Survival(),
+        1,
+        torch.stack([torch.arange(1.0, 21), torch.ones(20)], 1).double(),
+        -torch.arange(20.0)[:, None],
+        torch.zeros(20),
     )
-    assert area[0] < 0.3
-    assert area[1] > 0.98
+    for one in (s, labels, times):
+        for count in (exact, told):
+            ends = count(one).intervals
+            assert ends
+            assert all(high - low > 0.05 for low, high in ends.values()), ends

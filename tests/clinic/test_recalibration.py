@@ -8,36 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
 
 from ekiden import Hardware, Training, UserError, evaluate, load_model, open_run, run
-from ekiden.clinic.ranked import recalibrated
-from ekiden.core.tasks.ranked import Ranked
 from ekiden.data import federate
 from ekiden.methods import FedSeq
 from ekiden.runs.card import card
 from ekiden.runs.exporting import about
 
 Command = Callable[..., tuple[int, str]]
-
-
-def test_slope_and_intercept_are_those_of_a_logistic_regression() -> None:
-    rng = np.random.default_rng(0)
-    z = rng.normal(-1, 2, 3000)
-    y = rng.random(3000) < 1 / (1 + np.exp(-(0.6 * z + 0.8)))
-    edges = np.linspace(-16, 16, 4097)
-    low, high = (np.histogram(z[of], edges)[0].astype(float) for of in (~y, y))
-    ends = 1 / (1 + np.exp(-edges))
-    ranked = Ranked(low, high, 1 / (1 + np.exp(-(edges[1:] + edges[:-1]) / 2)), ends)
-    for shift in (True, False):
-        line = LogisticRegression(C=1e9, fit_intercept=shift, tol=1e-10).fit(z[:, None], y)
-        wanted = (line.coef_[0, 0], line.intercept_[0] if shift else 0.0)
-        assert recalibrated(ranked, shift=shift) == pytest.approx(wanted, abs=2e-3)
-    apart = Ranked(low * (edges[1:] < 0), high * (edges[:-1] > 0), ranked.scores, ends)
-    assert recalibrated(apart, shift=True) is None, "without an error the slope has no bound"
-    assert recalibrated(Ranked(high, low, ranked.scores, ends), shift=False) is None, (
-        "the other way round"
-    )
 
 
 @pytest.fixture

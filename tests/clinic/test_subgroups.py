@@ -23,7 +23,7 @@ from ekiden.clinic.subgroups import (
 )
 from ekiden.core.tasks import Classification, MultiLabel
 from ekiden.readers.kinds import Table
-from tests.clinic.test_figures import two_classes
+from tests.clinic.counted import two_classes
 
 TABLE = Table(
     ("age", "lab"),

@@ -17,6 +17,9 @@ from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.core.tasks import MultiLabel, Regression
 from ekiden.data import FederatedData, federate, from_tensors, load, split
 from ekiden.methods import FedAvg
+from ekiden.readers.targets import with_labels_of
+
+DRAW = torch.Generator().manual_seed(0)
 
 pytestmark = pytest.mark.usefixtures("no_data")
 ASKS = r"different whole numbers: use task='regression' if .*, or task='classification' if"
@@ -247,3 +250,31 @@ def test_the_commonest_class_stands_next_to_every_printed_accuracy(
     code, said = command("report", run, "-o", "page")
     assert code == 0, said
     assert "Always giving the commonest class: " in (tmp_path / "page" / "index.html").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:.* the same as the label")
+def test_silos_agree_on_one_task_and_one_scale() -> None:
+    x = torch.randn(40, 3, generator=DRAW)
+    y = 5 + 3 * x[:, 0]
+    data = federate([(x[:20], y[:20]), (x[20:], y[20:])], task="regression")
+    assert data.dataset.classes == ("target",)
+    assert data.dataset.outputs == 1
+    assert isinstance(data.dataset.task, Regression)
+    assert data.dataset.task.mean == pytest.approx((float(data.dataset.train.y.mean()),))
+    with pytest.raises(UserError, match="the labels differ in shape"):
+        federate([(x[:20], y[:20]), (x[20:], torch.stack([y, y], 1)[20:])], task="regression")
+
+
+def test_integers_can_be_meant_as_numbers() -> None:
+    data = from_tensors((torch.randn(12, 2, generator=DRAW), torch.arange(12) % 3))
+    again = with_labels_of(data, "regression")
+    assert again.task.kind == "regression"
+    assert torch.equal(again.train.y, data.train.y.float())
+    with pytest.raises(
+        UserError, match="are of classification, not of segmentation: leave out task"
+    ):
+        with_labels_of(data, "segmentation")
+    with pytest.raises(UserError, match="are names, but regression needs numbers"):
+        with_labels_of(
+            from_tensors((torch.zeros(4, 2), np.array(["a", "b", "a", "b"]))), "regression"
+        )

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ekiden import DivergenceWarning, FederatedData, Hardware, Training, UserError, federate, run
-from ekiden.core.engine.evaluation import EvaluateOn, consensus, diverged, divergence
+from ekiden.core.engine.evaluation import EvaluateOn, consensus, diverged, divergence, of_imbalanced
 from ekiden.core.engine.evaluation import TestSet as Measure
 from ekiden.core.engine.method import Method
 from ekiden.core.tasks import Classification, Scores
@@ -251,3 +251,15 @@ def test_forgetting_and_overfitting_are_no_divergence() -> None:
 def test_consensus_is_the_mean_squared_distance_from_the_mean() -> None:
     assert consensus([weights(0.0, 0.0), weights(2.0, 4.0)]) == pytest.approx(5)
     assert consensus([weights(1.0, 7.0)] * 3) == 0
+
+
+def test_accuracy_of_rare_events_is_not_success() -> None:
+    row = {
+        "majority": 0.965,
+        "metrics": {"accuracy": 0.965, "auroc": 0.5, "average_precision": 0.035},
+        "confusion": [[965, 0], [35, 0]],
+    }
+    line = of_imbalanced(row, Classification(), ("no", "yes"))
+    wanted = "auroc 50.00 %, average_precision 3.50 %, sensitivity 0.00 %, never answers 'yes'"
+    assert line == wanted
+    assert not of_imbalanced(row | {"majority": 0.7}, Classification(), ("no", "yes"))
