@@ -121,6 +121,23 @@ def test_pages_have_evidence() -> None:
     assert {str(page.relative_to(ROOT)): lines for page, lines in found.items() if lines} == {}
 
 
+def test_the_page_names_what_ran_on_a_gpu() -> None:
+    on_gpu = []
+    for file in sorted(RECORDS.glob("*.jsonl")):
+        runs = [json.loads(row) for row in file.read_text(encoding="utf-8").splitlines()[1:]]
+        cards = [
+            r["environment"]["gpu"] for r in runs if r["config"]["hardware"]["device"] != "cpu"
+        ]
+        assert set(cards) <= {"NVIDIA H200"}, file
+        if cards:
+            on_gpu.append((file.stem, len(cards), len(runs)))
+    (told,) = re.findall(
+        r"one NVIDIA H200: (.*?)\. ", (ROOT / "docs/experiments.md").read_text("utf-8"), re.DOTALL
+    )
+    listed = re.findall(r"`([\w-]+)`\s+\((\d+)\s+of\s+(\d+)", told)
+    assert [(name, int(some), int(of)) for name, some, of in listed] == on_gpu
+
+
 def test_faults_are_found() -> None:
     ours, printed = frozenset({("51.23", "1.06"), ("2.00", "0.50")}), frozenset({("80.3", "1.2")})
     right = """
