@@ -10,28 +10,18 @@ import numpy as np
 import pytest
 
 from ekiden.clinic import curves, study
-from ekiden.clinic.curves import Curve
 from ekiden.core.base.errors import UserError
 from ekiden.data import federate
 from ekiden.readers.followed import Followed
 from ekiden.readers.moments import ColumnSums
-from tests.methods.survival_reference import CUT
+from tests.clinic.survival_times import ROWS, Y, told
 from tests.methods.survival_reference import cohort as patients
 
 REFERENCE: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "methods" / "survival.json").read_text()
 )
-ROWS = {"a": slice(0, CUT), "b": slice(CUT, None), "all": slice(None)}
-Y = {
-    name: np.stack([patients()["days"][rows], patients()["died"][rows]], 1)
-    for name, rows in ROWS.items()
-}
 
 pytestmark = pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
-
-
-def told(times: Any, least: int = 1) -> dict[str, Followed]:
-    return {name: Followed.of(Y[name], times, least) for name in ("a", "b")}
 
 
 def test_with_all_times_they_are_those_of_lifelines() -> None:
@@ -97,31 +87,6 @@ def test_the_range_of_several_silos_holds_the_test_of_all_rows(seed: int) -> Non
     assert found.p_range is not None
     assert found.p_range[0] <= min(found.p, rows.p)
     assert max(found.p, rows.p) <= found.p_range[1]
-
-
-def test_no_number_of_a_silo_is_small() -> None:
-    """All are 0 or the minimum, also what follows by subtraction from the number of rows."""
-    grid = sorted(set(Y["all"][:, 0]))
-    for name, one in told(grid, 10).items():
-        assert 2 <= len(one.times) < len(grid)
-        assert all(n == 0 or n >= 10 for n in (*one.events, *one.before, *one.at, one.later))
-        assert sum(one.events) + sum(one.before) + sum(one.at) + one.later == len(Y[name])
-        same = Followed.of(Y[name], one.times, 1)
-        assert same.events == one.events
-        assert [a + b for a, b in zip(same.before, same.at, strict=True)] == [
-            a + b for a, b in zip(one.before, one.at, strict=True)
-        ]
-    both = curves.compared("days", told(grid, 10)).curves
-    assert set(both["all"].times) == set(both["a"].times) & set(both["b"].times)
-    assert both["all"].at_risk == Curve.of(Followed.of(Y["all"], both["all"].times, 1)).at_risk
-
-
-def test_wrong_grids_are_refused() -> None:
-    for times in ([200.0, 100.0], [0.0, 10.0], [float("inf")]):
-        with pytest.raises(UserError):
-            told(times)
-    with pytest.raises(UserError, match="no time of days has enough rows at all silos"):
-        curves.compared("days", told([20.0], 60))
 
 
 def test_sums_carry_them_and_a_crafted_file_is_refused() -> None:

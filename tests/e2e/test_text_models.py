@@ -14,7 +14,7 @@ import pytest
 import ekiden
 from ekiden.core.engine.folder import read_lines
 from tests.core.models.hf_folders import decoder, encoder
-from tests.readers.across.test_own_data import sentences
+from tests.readers.own_data import sentences
 
 pytestmark = pytest.mark.skipif(
     not find_spec("peft"), reason="needs the extra hf: pip install 'ekiden[hf]'"

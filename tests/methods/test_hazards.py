@@ -17,7 +17,6 @@ from ekiden import GLM, FederatedData, UserError, federate, run
 from ekiden.clinic.counting import Care, counting_of
 from ekiden.clinic.figures import figures
 from ekiden.clinic.ranked import Wanted
-from ekiden.clinic.regressions import Baseline
 from ekiden.core.engine.method import Size
 from ekiden.core.tasks import Survival
 from ekiden.core.tasks.base import Scores
@@ -181,19 +180,11 @@ def test_no_step_of_the_hazard_rests_on_fewer_than_five_events() -> None:
     )  # a finer grid does have smaller steps
 
 
-def test_survival_without_a_hazard_is_refused_and_a_network_has_a_constant_one() -> None:
+def test_survival_without_a_hazard_and_times_that_are_none_are_refused() -> None:
     with pytest.raises(
         UserError, match="Cox regression tells no baseline hazard by itself: run glm"
     ):
         shares(fitted().load_model())
-    task = Survival(mean=(200.0,))
-    network = Baseline.of(task, {}, {})
-    assert network
-    assert network.survival(torch.tensor([[0.0]]), (200.0,)).item() == pytest.approx(np.exp(-1))
-    with pytest.raises(
-        UserError, match="survival at 100 is not known, only at 90: choose one of these"
-    ):
-        Baseline((90.0,), (0.1,)).survival(torch.zeros(1, 1), (100.0,))
     for text in ("90,x", "-1", "90,90", "inf"):
         with pytest.raises(
             UserError, match="not positive numbers in ascending order: write 90,180,365"

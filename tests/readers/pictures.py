@@ -1,12 +1,19 @@
 """Write one picture in many forms."""
 
+import struct
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
+
+from ekiden.readers.kinds import Images
+from tests.fuzz import examples
 
 Pixels = NDArray[np.uint8]
 
@@ -83,3 +90,53 @@ def dicom(
     data.PixelData = stored + b"\0" * (len(stored) % 2)
     data.save_as(path, enforce_file_format=True)
     return path
+
+
+few = settings(
+    max_examples=examples(12),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def pixels(seed: int, height: int, width: int, channels: int = 3) -> Pixels:
+    """(H, W, channels), or (H, W) for one."""
+    shape = (height, width, channels) if channels > 1 else (height, width)
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def read(*files: Any, **how: Any) -> Tensor:
+    return Images(**how).encode(files)
+
+
+def tensor(shown: Pixels) -> Tensor:
+    return torch.from_numpy(np.atleast_3d(shown)).permute(2, 0, 1)
+
+
+def tiff(values: NDArray[Any], order: str, *, white_is_zero: bool = False, kind: int = 1) -> bytes:
+    """Return a TIFF of one strip with these values (H, W), little-endian (<) or big-endian (>)."""
+    data = values.astype(order + values.dtype.str[1:]).tobytes()
+    height, width = values.shape
+    bits = 8 * values.itemsize
+    tags = {
+        256: width,
+        257: height,
+        258: bits,
+        259: 1,
+        262: int(not white_is_zero),
+        273: 8,
+        277: 1,
+        278: height,
+    }
+    tags |= {279: len(data), 339: kind}
+    entries = b"".join(
+        struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in sorted(tags.items())
+    )
+    place = 8 + len(data)
+    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}I", place)
+    return head + data + struct.pack(f"{order}H", len(tags)) + entries + bytes(4)
+
+
+def stack(kind: str, grey: list[int], **how: Any) -> bytes:
+    first, *rest = (Image.fromarray(np.full((6, 6, 3), value, np.uint8)) for value in grey)
+    return encoded(first, kind, save_all=True, append_images=rest, **how)

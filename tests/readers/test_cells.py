@@ -3,7 +3,6 @@
 import re
 import string
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,10 @@ from hypothesis import strategies as st
 from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.data import Dataset, FederatedData, federate, load, split
 from ekiden.readers import frames
-from ekiden.readers.cells import warn_of_marks
+from ekiden.readers.cells import Cells, Writing, warn_of_marks
 from ekiden.readers.kinds import Table
 from tests.fuzz import examples
+from tests.readers.one_column import column, read, refuses
 
 pytestmark = pytest.mark.usefixtures("no_data")
 
@@ -33,24 +33,9 @@ def text(path: Path, content: str) -> str:
     return str(path)
 
 
-def column(cells: list[Any], **options: Any) -> Dataset:
-    """A table with one feature."""
-    return load({"v": cells, "label": ["ab"[k % 2] for k in range(len(cells))]}, **options)
-
-
 def in_csv(folder: Path, cells: list[str], delimiter: str = ",", **options: Any) -> Dataset:
     rows = [f'"{cell}"{delimiter}{"ab"[k % 2]}' for k, cell in enumerate(cells)]
     return load(text(folder / "t.csv", "\n".join([f"v{delimiter}label", *rows]) + "\n"), **options)
-
-
-def read(data: Dataset) -> list[float]:
-    """The numbers of the first column, sorted."""
-    return sorted(torch.cat([data.train.x, data.test.x])[:, 0].tolist())
-
-
-def refuses(line: str, make: Callable[[], object]) -> None:
-    with pytest.raises(UserError, match=line):
-        make()
 
 
 # One frame, stored in every way
@@ -494,79 +479,6 @@ def test_numbers_that_mark_missing_values_are_noticed(
         assert lines == []
 
 
-# Dates
-
-DAYS = pandas.date_range("2024-01-05", periods=40, freq="3D")
-
-
-def test_dates_are_days() -> None:
-    wanted = column(DAYS.to_pydatetime().tolist())
-    assert read(wanted)[0] == 19727
-    found = column(DAYS.strftime("%Y-%m-%d").tolist())
-    assert torch.equal(found.train.x, wanted.train.x)
-    assert isinstance(found.inputs, Table)
-    assert found.inputs.dates == ("v",)
-
-
-@pytest.mark.parametrize(
-    "form", ["%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d %b %Y", "%B %d, %Y", "%Y/%m/%d", "%d-%m-%y"]
-)
-def test_dates_in_another_form_are_read_if_it_is_named(form: str) -> None:
-    cells = DAYS.strftime(form).tolist()
-    refuses(
-        "holds dates in another form .*say how they are written, as by dates=",
-        lambda: column(cells),
-    )
-    assert torch.equal(
-        column(cells, dates=form).train.x, column(DAYS.to_pydatetime().tolist()).train.x
-    )
-    refuses("dates is a pattern", lambda: column(cells, dates="day-first"))
-
-
-def test_what_is_no_date_or_none_at_all_is_named() -> None:
-    refuses(
-        "dates, but also text .'31.02.2024' in row 0",
-        lambda: column(["31.02.2024", "30.01.2024", "29.01.2024"] * 10, dates="%d.%m.%Y"),
-    )
-    far = [*DAYS.date, *[pandas.Timestamp("2999-12-31").date()] * 2]
-    with pytest.warns(DataWarning, match=r"holds 2999-12-31 in 2 rows, .* missing='2999-12-31'"):
-        column(far)
-    for dates in (far, [str(day) for day in far]):
-        assert np.isnan(read(column(dates, missing="2999-12-31"))).sum() >= 1
-    refuses(
-        "dates, but also text .'30.01.2024' in row 1",
-        lambda: column(["2024-02-28", "30.01.2024"] * 10),
-    )
-    refuses(
-        "holds dates, but also text .'unknown' in row 1",
-        lambda: column(["2024-02-28", "unknown", "2024-03-01"] * 10),
-    )
-
-
-def test_a_date_in_another_form_is_named_with_its_silo() -> None:
-    def part(form: str) -> pandas.DataFrame:
-        return pandas.DataFrame(
-            {"seen": DAYS.strftime(form), "label": ["ab"[k % 2] for k in range(40)]}
-        )
-
-    refuses(
-        "column 'seen' of silo client-1 holds dates in another form",
-        lambda: federate([part("%Y-%m-%d"), part("%d.%m.%Y"), part("%m/%d/%Y")]),
-    )
-    numbers = part("%Y-%m-%d").assign(seen=range(20240101, 20240141))
-    refuses(
-        "column 'seen' of silo client-1 holds numbers, but .* dates",
-        lambda: federate([part("%Y-%m-%d"), numbers]),
-    )
-    data = federate(
-        [part("%Y-%m-%d"), part("%Y-%m-%d").assign(seen=DAYS + pandas.Timedelta("1D"))]
-    )  # shown alike
-    with pytest.raises(
-        UserError, match=r"column 'seen' .* holds numbers .* but dates are expected"
-    ):
-        data.dataset.inputs.encode({"seen": [20240101]})
-
-
 # Headers, rows, encodings
 
 
@@ -626,3 +538,47 @@ def test_counts_of_none_are_counts_and_pressures_of_none_are_gaps() -> None:
     pressures = np.concatenate([np.zeros(6), np.arange(60.0, 200.0)])
     with pytest.warns(DataWarning, match="holds 0 in 6 rows, far from its other values"):
         warn_of_marks(pressures, "pressures")
+
+
+def _read(values: Any) -> list[Any]:
+    table = pa.table({"when": pa.array(values)})
+    found = Cells(table, "a.csv", Writing(), ["when"]).time("when")
+    assert found is not None
+    return found.tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["2024-01-31", "2023-12-01"],
+        ["2024-01-31 10:30:00", "2023-12-01 00:00:00"],
+        ["2024-01-31T10:30:00Z", "2023-12-01T00:00:00Z"],
+        np.array(["2024-01-31", "2023-12-01"], dtype="datetime64[ns]"),
+        pa.array([19753, 19692], type=pa.date32()),
+        pa.array(["2024", "2023"]).cast(pa.int64()),
+        [2.5, -1.0],
+    ],
+)
+def test_dates_and_numbers_keep_their_order(values: Any) -> None:
+    later, earlier = _read(values)
+    assert later > earlier
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        (
+            ["2024-01-31", "31.01.2024"],
+            r"dates, but also text|text \('31.01.2024' in row 1.*\), but dates are expected",
+        ),
+        (
+            ["2024-01-31", "soon"],
+            r"text \('soon' in row 1.*\), but dates are expected",
+        ),
+        (["2024-01-31", None], "no value in row 1"),
+        ([1.0, float("nan")], "no value in row 1"),
+    ],
+)
+def test_what_is_not_a_time_is_refused_with_its_row(values: Any, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        _read(values)

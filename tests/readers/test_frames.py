@@ -1,18 +1,23 @@
 """What is read of text files and frames, and what is refused."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 import ekiden
 from ekiden.core.base.errors import UserError
 from ekiden.data import load
-from tests.readers.told import drawn, said
+from ekiden.readers import frames
+from tests.readers.told import N, Table, cells, drawn, rows, said
 
 Rows = dict[str, Any]
 
@@ -20,29 +25,10 @@ Rows = dict[str, Any]
 pytestmark = pytest.mark.usefixtures("no_data")
 
 
-Table: TypeAlias = Any  # columns by their names
-
-
-N = 40
-
-
-def rows(count: int = N, seed: int = 0, **columns: Any) -> Table:
-    return drawn(count, seed, **columns)
-
-
 def silos(*parts: Table, **how: Any) -> str:
     """Return what is said while these rows of silos are read."""
     tables: Table = {f"s{k}": rows(N, k, **part) for k, part in enumerate(parts)}
     return said(lambda: ekiden.federate(tables, **how))
-
-
-def cells(folder: Path, text: str, **how: Any) -> str:
-    """Return what is said while a text file is read, or the error."""
-    (folder / "t.csv").write_bytes(text.encode())
-    try:
-        return said(lambda: load(folder / "t.csv", **how))
-    except UserError as error:
-        return str(error)
 
 
 def table(cell: Callable[[int], object], header: str = "c,v,label") -> str:
@@ -186,29 +172,11 @@ def test_what_is_asked_of_tables_is_not_ignored(table: Table, how: Any, line: st
         load(table, **how)
 
 
-@pytest.mark.parametrize("how", [{"drop_columns": "patients"}, {"missing": "patients=-1"}])
-def test_columns_that_are_not_there_are_said_if_another_is_nearly_called_so(how: Any) -> None:
-    line = "has no column 'patients', which is named to leave it out or its marks: did you mean 'patient'?"
-    assert line in said(lambda: load(rows(N, patient=np.arange(N)), **how))
-    assert line not in said(lambda: load(rows(N, age=np.arange(N)), **how))
-
-
 def test_frames_with_arrays_in_cells_are_read() -> None:
     table = pandas.DataFrame(
         {"x": list(np.random.default_rng(0).normal(size=(N, 3))), "label": ["p", "q"] * (N // 2)}
     )
     assert load(table).shape == (3,)
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"), [("agee", "did you mean 'age'?"), ("weight", "it has age, y")]
-)
-def test_a_column_to_leave_out_that_is_not_there(name: str, hint: str, tmp_path: Path) -> None:
-    """Another silo may have it, so nothing is refused."""
-    text = "age,y\n" + "".join(f"{k / 7:.4f},{k % 2}\n" for k in range(N))
-    assert f"has no column {name!r}, which is named to leave it out or its marks: {hint}" in cells(
-        tmp_path, text, label_column="y", drop_columns=name
-    )
 
 
 @pytest.mark.parametrize(
@@ -286,3 +254,74 @@ def test_a_quotation_mark_that_swallows_rows_is_named(tmp_path: Path) -> None:
 def test_what_would_be_read_as_other_names_is_refused(columns: Any, how: Any, line: str) -> None:
     with pytest.raises(UserError, match=line):
         load(table_unseen(**columns), **how)
+
+
+def test_a_parquet_file_of_billions_of_values_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[..., tuple[int, str]]
+) -> None:
+    """Missing values take almost no room in the file."""
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({name: pa.nulls(1_000_000, pa.float64()) for name in "xy"}), file)
+    assert file.stat().st_size < 20_000
+    monkeypatch.setattr(frames, "_MOST_VALUES", 1_999_999)
+    monkeypatch.setattr(pq.ParquetFile, "read", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(UserError, match=r"says that it holds 2,000,000 values"):
+        frames.arrow(file, "a")
+    code, said = command("data", str(file), "--label-column", "y")
+    assert (code, said.count("\n")) == (2, 1)
+
+
+def test_a_parquet_file_that_memory_cannot_hold_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise pa.ArrowMemoryError("malloc of size 20000000000 failed")
+
+    pq.write_table(pa.table({"x": [1.0]}), tmp_path / "a.parquet")
+    monkeypatch.setattr(pq.ParquetFile, "read", full)
+    with pytest.raises(UserError, match="needs more memory than its size allows"):
+        frames.arrow(tmp_path / "a.parquet", "a")
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_parquet_file_whose_strings_unpack_to_gigabytes_is_one_line(
+    stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kilobyte with one long string in each row, as text, or as categories."""
+    monkeypatch.setattr(frames, "_ROOM", 1 << 28)
+    file, rows = tmp_path / "a.parquet", 10_000
+    once = pa.DictionaryArray.from_arrays(pa.array([0] * rows), pa.array(["a" * (1 << 20)]))
+    pq.write_table(pa.table({"x": once}), file, compression="zstd", store_schema=stored)
+    assert file.stat().st_size < 3_000
+    with pytest.raises(UserError, match=r"a\.parquet .*more memory than its size allows"):
+        frames.arrow(file, "a")
+
+
+READS = """
+import resource, threading, time
+from pathlib import Path
+from ekiden.readers import frames
+
+for name in "ab":
+    Path(name + ".csv").write_text("v,w\\n" + "1,2\\n" * 200_000)
+
+def read(name, wait):
+    time.sleep(wait)
+    frames.arrow(Path(name + ".csv"), name)
+
+threads = [threading.Thread(target=read, args=(name, 0.01 * k)) for k, name in enumerate("abab")]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(resource.getrlimit(resource.RLIMIT_DATA) == (resource.RLIM_INFINITY,) * 2)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's data")
+def test_small_tables_fit_in_a_new_process_and_leave_no_limit(tmp_path: Path) -> None:
+    """Arrow takes a gigabyte for its first cell; four threads read at once."""
+    done = subprocess.run(
+        [sys.executable, "-c", READS], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["True"], "")

@@ -1,17 +1,16 @@
 """What paths, folders and samples in Python hold."""
 
 import json
-import unicodedata
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas
 import pyarrow as pa
 import pytest
 import torch
-from PIL import Image, ImageFile
+from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -20,25 +19,13 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.base.settings import Training
 from ekiden.data import from_tensors, load
 from ekiden.readers import holdings
-from ekiden.readers.kinds import Images, Tokens
 from tests.readers.conftest import png
-from tests.readers.pictures import encoded
-from tests.readers.told import drawn, said
+from tests.readers.told import N, pictures, rows, said
 
 Rows = dict[str, Any]
 
 
 pytestmark = pytest.mark.usefixtures("no_data")
-
-
-Table: TypeAlias = Any  # columns by their names
-
-
-N = 40
-
-
-def rows(count: int = N, seed: int = 0, **columns: Any) -> Table:
-    return drawn(count, seed, **columns)
 
 
 def images(folder: Path, *parts: str, classes: str = "ab") -> Path:
@@ -218,10 +205,6 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-def pictures(n: int = 20, height: int = 6, width: int = 6) -> Any:
-    return torch.randint(0, 255, (n, 3, height, width), dtype=torch.uint8)
-
-
 def mask(*shape: int, classes: int = 2) -> Any:
     return torch.randint(0, classes, (20, *shape))
 
@@ -383,22 +366,6 @@ def test_complex_numbers_of_a_file_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", x=np.ones((4, 2, 16), dtype=np.complex64), y=np.arange(4) % 2)
     with pytest.raises(UserError, match=r"not an array of numbers .*give real and imaginary parts"):
         load(str(tmp_path / "t.npz"))
-
-
-def test_one_text_has_the_same_tokens_in_any_form_of_its_characters() -> None:
-    text = "Élève: café brûlé"
-    for other in (unicodedata.normalize("NFD", text), "Él\u00adève:\u200b café brûlé\ufeff"):
-        assert torch.equal(Tokens().encode([other]), Tokens().encode([text]))
-
-
-def test_images_that_another_library_allows_to_be_cut_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    cut = encoded(Image.fromarray(pictures(1, 64, 64)[0].permute(1, 2, 0).numpy()), "JPEG")[:1500]
-    assert "missing parts of damaged images are read as grey" in said(
-        lambda: Images().encode([cut])
-    )
 
 
 def test_a_name_too_long_for_a_file_is_a_name(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """A user's own files, frames and arrays: what works, and the one line that says what is wrong."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,169 +9,22 @@ import numpy as np
 import pandas
 import polars
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
 
 import ekiden
 from ekiden.core.base.errors import UserError
-from ekiden.core.models import build
-from ekiden.core.tasks import Classification, LanguageModelling, MultiLabel, Regression
-from ekiden.data import ClientData, Dataset, FederatedData, Subset, federate, join, load, split
+from ekiden.core.tasks import Classification, MultiLabel, Regression
+from ekiden.data import Dataset, federate, join, load, split
 from ekiden.methods import FedAvg
-from ekiden.readers.kinds import Arrays, Images, Table, Tokens, from_json
+from ekiden.readers.kinds import Arrays, Images, Table
+from tests.readers.own_data import Rows, bad, clinic, csv, others, parquet, patients, sentences
 
 pytestmark = pytest.mark.usefixtures("no_data")
-Rows = dict[str, list[Any]]
-
-
-def patients(n: int = 60, seed: int = 0) -> Rows:
-    """A table with numbers, a gap, categories, groups, and labels of every kind."""
-    rng = np.random.default_rng(seed)
-    age = rng.normal(60, 10, n)
-    sex = rng.choice(["female", "male"], n)
-    dose: list[float | None] = list(rng.normal(5, 1, n))
-    dose[:: max(n // 12, 1)] = [None] * len(dose[:: max(n // 12, 1)])
-    return {
-        "age": age.tolist(),
-        "sex": sex.tolist(),
-        "dose": dose,
-        "ward": [["north", "south", "east"][k % 3] for k in range(n)],
-        "died": np.where(age + 5 * (sex == "male") > 62, "yes", "no").tolist(),
-        "days": (1000 - 10 * age).round(1).tolist(),
-        "cough": (age > 60).astype(int).tolist(),
-        "fever": (age > 65).astype(int).tolist(),
-    }
-
-
-def csv(path: Path, rows: Rows, delimiter: str = ",") -> str:
-    """Write a table as text; an empty cell for None."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pandas.DataFrame(rows).to_csv(path, index=False, sep=delimiter)
-    return str(path)
-
-
-def parquet(path: Path, rows: Mapping[str, Any]) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(rows), path)
-    return str(path)
-
-
-LABELS = ("died", "days", "cough", "fever")
-
-
-def others(*labels: str) -> list[str]:
-    """Columns that hold labels of other things."""
-    return [name for name in LABELS if name not in labels]
-
-
-def clinic(rows: Rows, **more: Any) -> FederatedData:
-    """Divided by ward, to predict who dies."""
-    made = load(rows, label_column="died", group_column="ward", drop_columns=others("died"), **more)
-    return split(made, "natural")
 
 
 # Tables
-
-
-def test_a_table_is_scaled_by_what_the_clients_tell() -> None:
-    data = clinic(patients(), min_count=2)
-    table = data.dataset.inputs
-    assert isinstance(table, Table)
-    assert (table.numeric, table.categorical, table.gaps) == (("age", "dose"), ("sex",), ("dose",))
-    assert table.vocabularies == (("female", "male"),)
-    assert [client.name for client in data.clients] == ["east", "north", "south"]
-    rows = torch.cat([client.train.x for client in data.clients])
-    assert rows.dtype == torch.float32
-    assert rows.shape[1] == 4  # age, dose, whether dose is missing, sex
-    assert rows[:, 0].mean().abs() < 1e-5
-    assert (rows[:, 0].std(correction=0) - 1).abs() < 1e-5
-    assert set(rows[:, 3].tolist()) == {1.0, 2.0}
-    missing = rows[:, 2] == 1
-    assert 0 < missing.sum() < len(rows)
-    assert (rows[missing, 1] == 0).all()  # the mean
-    assert torch.equal(data.dataset.train.x[data.clients[0].train.rows], data.clients[0].train.x)
-
-
-def test_the_scale_is_that_of_pooled_training_rows_and_nothing_else() -> None:
-    rows = patients()
-    raw = load(
-        rows, label_column="died", group_column="ward", drop_columns=others("died"), min_count=1
-    )
-    before = raw.train.x.clone()
-    data = split(raw, "natural", val_fraction=0.0)
-    table = data.dataset.inputs
-    assert isinstance(table, Table)
-    assert table.centre[0] == pytest.approx(float(before[:, 0].mean()))
-    assert table.scale[0] == pytest.approx(float(before[:, 0].std(correction=0)))
-
-
-def test_a_rare_category_and_a_rare_gap_are_not_told_of() -> None:
-    rows = patients(90)
-    rows["sex"][4] = "Ada Lovelace"
-    rows["dose"] = [5.0 + k % 7 for k in range(90)]
-    rows["dose"][5] = None
-    data = clinic(rows, min_count=5)
-    table = data.dataset.inputs
-    assert isinstance(table, Table)
-    assert table.vocabularies == (("female", "male"),)
-    assert table.gaps == ()
-    assert "Ada" not in json.dumps(table.to_json())
-    assert 0.0 in torch.cat(
-        [data.dataset.train.x[:, -1], data.dataset.test.x[:, -1]]
-    )  # the code of all others
-
-
-def test_sums_are_what_is_told_and_add_up() -> None:
-    from ekiden.readers.moments import ColumnSums, told_by
-    from ekiden.readers.scaling import agree
-
-    raw = load(
-        patients(),
-        label_column="died",
-        group_column="ward",
-        drop_columns=others("died"),
-        min_count=2,
-    )
-    whole = split(raw, "iid", 1, val_fraction=0.0)
-    parts = split(raw, "natural", val_fraction=0.0)
-    assert isinstance(raw.inputs, Table)
-    # Clients of a data set that is not scaled yet.
-    unscaled = [Subset(raw.train, client.train.rows) for client in parts.clients]
-    told = [told_by(ClientData(str(k), s, s, s), raw) for k, s in enumerate(unscaled)]
-    assert sum(t.moments["age"].count for t in told) == len(raw.train)
-    again = [ColumnSums.from_json(t.to_json(), "here") for t in told]
-    assert again == told
-    one = whole.dataset.inputs
-    assert isinstance(one, Table)
-    assert agree(raw.inputs, told).centre == pytest.approx(one.centre)
-    assert agree(raw.inputs, told).scale == pytest.approx(one.scale)
-
-
-@pytest.mark.filterwarnings("ignore:.* categories that the model does not know")
-def test_inputs_are_plain_values_and_encode_new_rows(tmp_path: Path) -> None:
-    rows = patients()
-    data = clinic(rows, min_count=2)
-    table = from_json(json.loads(json.dumps(data.dataset.inputs.to_json())))
-    assert table == data.dataset.inputs
-    given = {
-        "sex": ["male", "other"],
-        "age": [60.0, None],
-        "dose": [5.0, None],
-    }  # columns in another order
-    x = table.encode(given)
-    assert isinstance(table, Table)
-    assert x[0, 0] == pytest.approx((60 - table.centre[0]) / table.scale[0], abs=1e-6)
-    assert x[1].tolist() == [0, 0, 1, 0]
-    assert torch.equal(table.encode(parquet(tmp_path / "new.parquet", given)), x)
-    with pytest.raises(UserError, match="has no column 'dose', which"):
-        table.encode({"age": [1.0], "sex": ["male"]})
-    with pytest.raises(
-        UserError,
-        match=r"column 'age' .* holds text \('old' in row 0 .*\), but numbers are expected",
-    ):
-        table.encode(given | {"age": ["old", "60"]})
 
 
 @pytest.mark.filterwarnings("ignore:.* the same as the label")
@@ -195,22 +47,6 @@ def test_the_task_is_what_the_labels_look_like(labels: tuple[str, ...], task: ty
     assert np.isfinite(before)
 
 
-@pytest.mark.filterwarnings("ignore:.* the same as the label")
-def test_targets_are_standardised_by_what_clients_tell() -> None:
-    data = load(
-        patients(),
-        label_column="days",
-        group_column="ward",
-        drop_columns=others("days"),
-        min_count=2,
-    )
-    silos = split(data, "natural", val_fraction=0.0)
-    task = silos.dataset.task
-    assert isinstance(task, Regression)
-    assert task.mean[0] == pytest.approx(float(silos.dataset.train.y.double().mean()))
-    assert task.std[0] == pytest.approx(float(silos.dataset.train.y.double().std(correction=0)))
-
-
 @pytest.mark.parametrize(("model", "width"), [("table_mlp", 64), ("table_transformer", 32)])
 def test_networks_for_tables_learn(model: str, width: int) -> None:
     silos = clinic(patients(240), min_count=2)
@@ -218,18 +54,6 @@ def test_networks_for_tables_learn(model: str, width: int) -> None:
     result = ekiden.run(FedAvg(rounds=3, epochs=5), silos, model, training=training)
     assert result.accuracy > 0.8  # the larger class has 0.5 to 0.6
     assert result.model.get_submodule("head").in_features == width
-
-
-def test_columns_of_numbers_can_be_categories_and_dates_are_numbers() -> None:
-    rows = patients(60) | {"zip": [k % 2 for k in range(60)]}
-    rows["seen"] = pandas.date_range("2020-01-01", periods=60).to_pydatetime().tolist()
-    data = clinic(rows, categorical_columns="zip", min_count=2)
-    table = data.dataset.inputs
-    assert isinstance(table, Table)
-    assert table.categorical == ("sex", "zip")
-    assert table.vocabularies[1] == ("0", "1")
-    assert table.numeric == ("age", "dose", "seen")
-    assert table.centre[2] == pytest.approx(18262 + 29.5, abs=5)  # days since 1970
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
@@ -315,102 +139,6 @@ def test_folders_of_images_as_silos(tmp_path: Path) -> None:
     assert torch.equal(data.dataset.train.x, again.dataset.train.x)
 
 
-# Texts
-
-
-def sentences(n: int = 60) -> Rows:
-    good, bad = (
-        ("a fine and happy film", "I love it"),
-        ("a dull, sad film", "I hate it, really, and would not see it"),
-    )
-    return {
-        "text": [
-            (good if k % 2 else bad)[k // 2 % 2] + f" again {k}" * (1 + k % 5) for k in range(n)
-        ],
-        "label": ["good" if k % 2 else "bad" for k in range(n)],
-        "site": [f"site {k % 3}" for k in range(n)],
-    }
-
-
-@pytest.mark.parametrize("model", ["auto", "text_transformer"])
-def test_texts_are_learned(model: str) -> None:
-    data = split(load(sentences(120), text_column="text", group_column="site"), "natural")
-    assert isinstance(data.dataset.inputs, Tokens)
-    assert data.dataset.train.x.dtype == torch.int64
-    training = ekiden.Training(lr=5e-3, batch_size=16)
-    result = ekiden.run(FedAvg(rounds=2, epochs=4), data, model, training=training)
-    assert result.accuracy > 0.9
-
-
-def test_batches_of_texts_are_of_similar_length_and_trimmed() -> None:
-    from ekiden.core.base.settings import Hardware
-    from ekiden.core.training.feed import Feed
-    from ekiden.core.training.fit import shuffled
-
-    rows = sentences(64)
-    rows["text"] = ["word " * (1 + k) for k in range(64)]
-    data = load(rows, text_column="text", drop_columns="site")
-    silo = split(data, "iid", 1, val_fraction=0.0).clients[0].train
-    feed = Feed(data, Hardware())
-    lengths = feed.lengths(silo)
-    assert lengths is not None
-    torch.manual_seed(0)
-    widths = []
-    for batch in shuffled(len(silo), 8, lengths):
-        x, y = feed.batch(silo, batch, train=True)
-        assert x.shape[1] == int(lengths[batch].max())
-        assert len(y) == len(x)
-        widths.append(x.shape[1] - int(lengths[batch].min()))
-    assert max(widths) < 20  # at random, about 45
-    seen = torch.cat(list(shuffled(len(silo), 8, lengths)))
-    assert sorted(seen.tolist()) == list(range(len(silo)))
-
-
-def test_words_need_no_agreement_and_padding_says_nothing() -> None:
-    tokens = Tokens()
-    one, two = (
-        tokens.encode(["A fine film."]),
-        tokens.encode(["A fine film.", "so much more than that, is it not?"]),
-    )
-    assert one.shape[1] == 4
-    assert torch.equal(two[0, :4], one[0])
-    assert tokens.lengths(two).tolist() == [4, 10]
-    torch.manual_seed(0)
-    for name in ("text_mean", "text_transformer"):
-        network = build(name, (10,), 2, tokens).eval()
-        torch.testing.assert_close(network(two)[:1], network(one))
-        assert torch.isfinite(network(torch.zeros(1, 3, dtype=torch.int64))).all()  # an empty text
-
-
-def test_a_models_own_tokenizer(tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1, "film": 2, "fine": 3}, "[UNK]")
-    )
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.save(str(tmp_path / "tokenizer.json"))
-    data = load(sentences(), text_column="text", drop_columns="site", tokenizer=str(tmp_path))
-    tokens = data.inputs
-    assert isinstance(tokens, Tokens)
-    assert (tokens.vocabulary, tokens.pad) == (4, 0)
-    assert set(data.train.x.flatten().tolist()) <= {0, 1, 2, 3}
-    assert tokens.encode(["fine film"]).tolist() == [[3, 2]]
-    made.add_tokens(["more"])
-    made.save(str(tmp_path / "other.json"))
-    other = replace(tokens, tokenizer=str(tmp_path / "other.json"))
-    with pytest.raises(UserError, match="holds another tokenizer"):
-        other.encode(["fine"])
-
-
-def test_texts_without_labels_are_for_language_modelling() -> None:
-    rows = {"text": sentences()["text"], "site": sentences()["site"]}
-    data = load(rows, text_column="text", group_column="site", task="language-modelling")
-    assert isinstance(data.task, LanguageModelling)
-    assert isinstance(data.inputs, Tokens)
-    assert data.task.vocabulary == data.inputs.vocabulary
-    assert ((data.train.y == -100) == (data.train.x == 0)).all()
-
-
 # Arrays
 
 
@@ -486,25 +214,6 @@ def test_deep_images_keep_their_range(tmp_path: Path) -> None:
         == np.unique(np.rint(ramp * (255 / 4095))).astype(int).tolist()
     )
     assert load(str(tmp_path), pixel_window=(0, 100)).train.x[0].flatten()[2:].min() == 255
-
-
-def test_images_named_by_a_table(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    rows: Rows = {"file": [], "kind": [], "scanner": []}
-    for k in range(20):
-        Image.fromarray(rng.integers(0, 256, (6, 6), dtype=np.uint8)).save(tmp_path / f"{k}.png")
-        rows["file"].append(f"{k}.png")
-        rows["kind"].append("ab"[k % 2])
-        rows["scanner"].append(f"s{k % 4 // 2}")
-    path = csv(tmp_path / "list.csv", rows)
-    data = load(path, image_column="file", label_column="kind", group_column="scanner")
-    assert data.shape == (1, 6, 6)
-    assert data.groups == ("s0", "s1")
-    Image.fromarray(rng.integers(0, 256, (6, 6), dtype=np.uint8)).save(tmp_path / "0.png")
-    changed = load(path, image_column="file", label_column="kind", group_column="scanner")
-    assert not torch.equal(
-        data.train.x.sum() + data.test.x.sum(), changed.train.x.sum() + changed.test.x.sum()
-    )
 
 
 def test_own_images_are_augmented_at_the_size_of_training(tmp_path: Path) -> None:
@@ -671,87 +380,8 @@ def test_silos_from_the_command_line(
 # What is wrong, in one line
 
 
-def bad(rows: Rows, **changes: Any) -> Rows:
-    """With some columns changed; None removes one."""
-    return {k: v for k, v in (rows | changes).items() if v is not None}
-
-
 def half(rows: Rows) -> Rows:
     return {k: v[: len(v) // 2] for k, v in rows.items()}
-
-
-P = {k: v for k, v in patients().items() if k in ("age", "sex", "dose", "died")}
-DIED = {"label_column": "died"}
-MISTAKES: list[tuple[str, Any, dict[str, Any], str]] = [
-    ("a label column that is not there", P, {"label_column": "dead"}, "unknown column of .* 'dead': did you mean 'died'"),
-    ("no label column", P, {}, r"has no column 'label': say which one holds the labels .* it has: age, sex, dose, died"),
-    ("a group column that is not there", P, DIED | {"group_column": "ward"}, "unknown column of .* 'ward'"),
-    ("a missing label", bad(P, died=[None, *P["died"][1:]]), DIED, r"the label in row 0 .* of .* is missing \(column 'died'\)"),  # noqa: E501
-    ("one class", bad(P, died=["yes"] * 60), DIED, "all labels in .* are 'yes': classification needs two"),
-    ("an infinite number", bad(P, age=[float("inf")] * 60), DIED, "column 'age' of .* is infinite in row 0"),
-    ("a column without values", bad(P, age=[None] * 60), DIED, "column 'age' of .* has no value at all: .*drop_columns"),
-    ("a label among the features", P, DIED | {"feature_columns": ["age", "died"]}, "'died' cannot be a feature and have another meaning"),  # noqa: E501
-    ("no feature left", P, DIED | {"drop_columns": ["age", "sex", "dose"]}, "has no column left to learn from"),
-    ("names as categories", bad(P, sex=[f"person {k // 5}" for k in range(60)]), DIED, "'sex' has no text that enough rows"),
-    ("lists as a feature", bad(P, age=[[1, 2]] * 60) | {"b": [[1.0]] * 60}, DIED, "'age' .* holds list.*neither numbers nor"),  # noqa: E501
-    ("many whole numbers as labels", bad(P, died=list(range(60))), DIED, "60 different whole numbers: use task"),
-    ("text for a regression", P, DIED | {"task": "regression"}, "'died' .* holds text .*regression needs numbers"),
-    ("fractions for classes", bad(P, died=[0.5] * 60), DIED | {"task": "classification"}, "is 0.5, not a class"),
-    ("2 in a multi-label", bad(P, cough=[2] * 60, fever=[0] * 60), {"label_column": ("cough", "fever"),
-     "drop_columns": "died", "task": "multi-label"}, "multi-label needs a row of 0 and 1"),
-    ("text among several labels", P, {"label_column": ("sex", "age")}, "'sex' .* holds names: with several"),
-    ("an unknown task", P, DIED | {"task": "regression2"}, "unknown task 'regression2': did you mean 'regression'"),
-    ("an option that is not there", P, {"labels": "died"}, "unknown option 'labels'"),
-    ("numbers as texts", P, DIED | {"text_column": "age"}, "'age' of .* holds double, not texts"),
-    ("a tokenizer that is not there", P, DIED | {"text_column": "sex", "tokenizer": "bert"}, "there is no tokenizer 'bert'"),
-    ("text and images", P, DIED | {"text_column": "sex", "image_column": "age"}, "give one of image_column"),
-    ("an image column of numbers", P, DIED | {"image_column": "age"}, "'age' of .* holds double: images must be"),
-    ("images that are not there", P, DIED | {"image_column": "sex"}, "row 0 .* of .* names the image .*which is not a file"),
-    ("arrays of unlike length", bad(P, age=[[1.0] * (1 + k % 2) for k in range(60)]), DIED, "has 2 values, row 0 has 1 in row 1"),  # noqa: E501
-    ("no lists in the array column", P, DIED | {"array_column": "age"}, "'age' of .* holds double, not lists of numbers"),
-    ("too few rows", {k: v[:1] for k, v in P.items()}, DIED | {"task": "classification"}, "all labels|too few"),
-    ("--size for a table", P, DIED | {"size": 32}, "size is the side of images, but the data are a table"),
-    ("a window of one value", P, DIED | {"pixel_window": (1.0,)}, "pixel_window needs two values, low and high"),
-    ("min-count 0", P, DIED | {"min_count": 0}, "min_count 0 is out of range"),
-    ("a group without a value", bad(P, ward=[None, *["a"] * 59]), DIED | {"group_column": "ward"}, "'ward' .* has no value in row 0"),  # noqa: E501
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("rows", "options", "line"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
-)
-def test_mistakes_in_a_table(
-    rows: Rows, options: dict[str, Any], line: str, tmp_path: Path, command: Callable[..., tuple[int, str]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """The same line from Python and on the command line; nothing is written."""
-    monkeypatch.chdir(tmp_path)
-    path = parquet(tmp_path / "a.parquet", rows)
-    with pytest.raises(UserError, match=line):
-        split(load(path, **options), "iid", 2)
-    if "labels" in options:
-        return
-    flags: list[str] = []
-    for name, value in options.items():
-        values = value if isinstance(value, tuple | list) else [value]
-        flags += [f"--{name.replace('_', '-')}", *map(str, values)]
-    code, said = command(
-        "run",
-        "fedavg",
-        "--rounds",
-        "1",
-        "--partition",
-        "iid",
-        "--clients",
-        "2",
-        "--data",
-        path,
-        *flags,
-    )
-    assert code == 2
-    assert said.startswith("ekiden: ")
-    assert len(said.splitlines()) == 1
-    assert not (tmp_path / "runs").exists()
 
 
 def broken(tmp_path: Path, name: str, content: bytes) -> str:
@@ -839,17 +469,6 @@ def test_mistakes_among_silos(tmp_path: Path, command: Callable[..., tuple[int, 
     ):
         code, said = command("run", "fedavg", *flags, "--label-column", "died")
         assert (code, line in said) == (2, True), said
-
-
-def test_a_category_that_training_never_saw_is_one_of_the_others() -> None:
-    rows = patients(60)
-    data = clinic(rows, min_count=2)
-    assert isinstance(data.dataset.inputs, Table)
-    with pytest.warns(
-        ekiden.DataWarning, match=r"does not know \(column 'sex': 'unheard of' in 1 of 1 rows\)"
-    ):
-        encoded = data.dataset.inputs.encode({"age": [50], "sex": ["unheard of"], "dose": [1]})
-    assert encoded[0, -1] == 0
 
 
 def test_networks_that_do_not_read_such_samples_say_so() -> None:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.pages import DOCS, blocks
-from tests.readers.across.test_own_data import patients, sentences
+from tests.readers.own_data import patients, sentences
 
 PAGE = DOCS / "own-data.md"
 pytestmark = pytest.mark.xdist_group("own-data page")  # a command reads what one before it wrote
