@@ -167,9 +167,7 @@ def test_other_heads_come_from_the_same_sums(head: Any, pooled: Result) -> None:
     features, found = inside(result, x)
     assert torch.equal(features, inside(pooled, x)[0])
     m = heads.moments(measure([(features, y)], 3, 24))
-    shrunk = {"lda": heads.lda, "cgs": heads.cgs, "bayes": heads.naive_bayes}
-    raw = shrunk[head](m, 0.05) if head in shrunk else heads.ncm(m)
-    rows = m.rows(heads.calibrated(raw, m))
+    rows = m.rows(heads.calibrated(heads.fitted(head, m, 0.05), m))
     assert torch.allclose(
         found.double(), features.double() @ rows[:, :-1].T + rows[:, -1], atol=1e-4
     )

@@ -24,7 +24,6 @@ from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Ensemble, FedOV
 from ekiden.methods.one_shot import fedov
 from ekiden.methods.one_shot.fedov import (
-    Mixed,
     OpenSet,
     Vote,
     attack,
@@ -33,6 +32,7 @@ from ekiden.methods.one_shot.fedov import (
     cut,
     destroy,
     erase,
+    mixing,
     overwrite,
     rotate,
     swap_halves,
@@ -124,14 +124,14 @@ def test_the_attack_makes_unknown_less_likely_and_leaves_no_trace() -> None:
 def test_representations_are_mixed_behind_the_first_hidden_layer() -> None:
     module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     x, pairs = torch.randn(9, 4), torch.tensor([2, 0, 1])
-    with Mixed(module, pairs, 0.3):
+    with mixing(module, pairs, 0.3):
         found = module(x)
     assert found.shape == (12, 3)
     h = module[:2](x[:3])
     torch.testing.assert_close(found[9:], module[2:](0.3 * h + 0.7 * h[pairs]))
     torch.testing.assert_close(module(x), found[:9])
     one = nn.Sequential(nn.Tanh(), nn.Linear(4, 3))
-    with Mixed(one, pairs, 0.3):
+    with mixing(one, pairs, 0.3):
         mixed = one(x)[9:]
     torch.testing.assert_close(mixed, one[1](0.3 * x[:3].tanh() + 0.7 * x[:3].tanh()[pairs]))
 

@@ -48,13 +48,13 @@ def f64(values: Any) -> Tensor:
 
 
 def recursion(x: Tensor, c: float, z: float) -> Tensor:
-    made = Recursion(x.shape[1], c, z)
+    made = Recursion(torch.eye(x.shape[1], dtype=torch.float64), c, z)
     made.add(x)
     return made.projector()
 
 
 def closed(x: Tensor, z: float) -> Tensor:
-    made = Closed(x.shape[1], z)
+    made = Closed(torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64), z)
     made.add(x)
     return made.projector()
 

@@ -122,7 +122,7 @@ def test_generalised_cross_validation_is_near_leaving_out_each_sample(
 @pytest.mark.parametrize("shrink", [0.05, 0.5])
 @pytest.mark.parametrize("kind", ["lda", "cgs", "bayes"])
 def test_discriminants_are_log_densities(
-    samples: tuple[Tensor, Tensor], kind: str, shrink: float
+    samples: tuple[Tensor, Tensor], kind: heads.Kind, shrink: float
 ) -> None:
     x, y = samples
     z, labels, alive = z_of(x), y.numpy(), D - 1
@@ -139,8 +139,7 @@ def test_discriminants_are_log_densities(
         distance = np.einsum("ni,ij,nj->n", away[:, :alive], inverse, away[:, :alive])
         expected[:, c] = np.log((labels == c).mean()) - distance / 2
     m = heads.moments(totals(x, y))
-    head = {"lda": heads.lda, "cgs": heads.cgs, "bayes": heads.naive_bayes}[kind]
-    found = scores(head(m, shrink), m, x)
+    found = scores(heads.fitted(kind, m, shrink), m, x)
     assert np.allclose(
         found - found.mean(1, keepdims=True), expected - expected.mean(1, keepdims=True), atol=1e-5
     )
@@ -181,7 +180,7 @@ def test_least_squares_and_discriminants_agree_on_two_classes(
     exercise 4.2)."""
     x, y = samples
     m = heads.moments(totals(x[y < 2], y[y < 2], 2))
-    a, b = heads.ridge(m, 1e-9), heads.lda(m, 0.0)
+    a, b = heads.ridge(m, 1e-9), heads.fitted("lda", m, 0.0)
     one, other = (h.weight[1] - h.weight[0] for h in (a, b))
     assert float(torch.cosine_similarity(one, other, 0)) > 1 - 1e-8
 
@@ -200,9 +199,9 @@ def test_a_class_without_samples_is_never_answered(samples: tuple[Tensor, Tensor
     m = heads.moments(totals(x, y, 5))
     for head in (
         heads.ridge(m),
-        heads.lda(m, 0.05),
-        heads.cgs(m, 0.05),
-        heads.naive_bayes(m, 0.05),
+        heads.fitted("lda", m, 0.05),
+        heads.fitted("cgs", m, 0.05),
+        heads.fitted("bayes", m, 0.05),
         heads.ncm(m),
     ):
         found = scores(heads.calibrated(head, m), m, x)
@@ -222,7 +221,7 @@ def test_probabilities_are_as_right_as_they_say(spread: float) -> None:
         .clamp(-127, 127)
     )
     m = heads.moments(totals(x[:600], y[:600]))
-    for head in (heads.ridge(m), heads.lda(m, 0.05), heads.ncm(m)):
+    for head in (heads.ridge(m), heads.fitted("lda", m, 0.05), heads.ncm(m)):
         raw, labels = torch.from_numpy(scores(heads.calibrated(head, m), m, x[600:])), y[600:]
         losses = [
             float(torch.nn.functional.cross_entropy(raw * t, labels))
@@ -239,7 +238,7 @@ def test_probabilities_are_as_right_as_they_say(spread: float) -> None:
 def test_separable_classes_keep_finite_scores() -> None:
     x, y = torch.tensor([[100.0], [100.0], [-100.0]]), torch.tensor([0, 0, 1])
     m = heads.moments(totals(x, y, 2))
-    for head in (heads.ridge(m), heads.lda(m, 0.0), heads.ncm(m)):
+    for head in (heads.ridge(m), heads.fitted("lda", m, 0.0), heads.ncm(m)):
         found = scores(heads.calibrated(head, m), m, x)
         assert np.abs(found).max() < 100
         assert (found.argmax(1) == y.numpy()).all()

@@ -36,35 +36,17 @@ class GLAM(Objective):
         outputs = forward(x).float()
         if isinstance(self.task, Classification) and not self.task.weights:
             return aligned(outputs, reference, previous, y, self.tau, self.rho)
-        return near(self.task, outputs, reference, previous, y, self.tau, self.rho)
-
-
-def near(
-    task: Task,
-    outputs: Tensor,
-    reference: Tensor | None,
-    previous: Tensor | None,
-    y: Tensor,
-    tau: float,
-    rho: float,
-) -> Tensor:
-    """Return the loss of outputs in any task: that of the labels, and the task's distances from the
-    teachers' answers.
-
-    For classes these are L_ag and L_ap up to a constant: cross-entropy with a teacher's answers is
-    their divergence plus their entropy, and L_ap is the mean of the divergences in both directions.
-    """
-    loss = task.mean_loss(outputs, y)
-    if reference is not None:
-        loss = loss + rho * task.distance(outputs, reference, 1.0)
-    if previous is not None:
-        loss = (
-            loss
-            + tau
-            * (task.distance(outputs, previous, 1.0) + task.distance(previous, outputs, 1.0))
-            / 2
-        )
-    return loss
+        # For classes the task's distances are L_ag and L_ap up to a constant: cross-entropy with a
+        # teacher's answers is their divergence plus their entropy, and L_ap is the mean of the
+        # divergences in both directions.
+        distance = self.task.distance
+        loss = self.task.mean_loss(outputs, y)
+        if reference is not None:
+            loss = loss + self.rho * distance(outputs, reference, 1.0)
+        if previous is not None:
+            both = distance(outputs, previous, 1.0) + distance(previous, outputs, 1.0)
+            loss = loss + self.tau * both / 2
+        return loss
 
 
 def aligned(

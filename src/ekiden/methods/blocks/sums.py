@@ -1,13 +1,15 @@
-"""Sums in whole numbers, which clients add up field by field; and the forms of what others send."""
+"""Sums in whole numbers, which clients add up field by field; the state of a run that has only sums
+so far; and the forms of what others send.
+"""
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from ekiden.authoring import UserError
+from ekiden.authoring import Model, State, UserError
 
 Form = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of a tensor."""
@@ -16,6 +18,13 @@ Form = tuple[tuple[int, ...], torch.dtype]
 def forms(tensors: Iterable[Tensor]) -> list[Form]:
     """Return the forms of tensors, to compare with those that another party must send."""
     return [(tuple(t.shape), t.dtype) for t in tensors]
+
+
+@dataclass(frozen=True)
+class WithoutModel(State):
+    """A state that has no model before the last step."""
+
+    model: Model | None = None
 
 
 class WholeSums:

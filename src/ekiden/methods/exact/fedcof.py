@@ -23,7 +23,7 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.methods.blocks.sums import forms
+from ekiden.methods.blocks.sums import WithoutModel, forms
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
     FeaturesOfClasses,
@@ -138,7 +138,7 @@ class FedCOF(FeaturesOfClasses):
     """γ, multiple of the identity added to each class covariance, in mean variances of a feature
     within classes"""
 
-    def run(self, fed: Fed, s: State) -> Iterator[State]:
+    def run(self, fed: Fed, s: WithoutModel) -> Iterator[State]:
         """Yield one state."""
         if s.step == 0:
             settled = fed.call(self.settle, fed.order(self.order)[0], INITIAL)

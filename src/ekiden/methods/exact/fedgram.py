@@ -25,7 +25,7 @@ from ekiden.authoring import (
 )
 from ekiden.core.training.gram import FULL, LEAST, AnySums, NoisySums, Rounding
 from ekiden.core.training.private import DP, width_for
-from ekiden.methods.blocks.sums import forms
+from ekiden.methods.blocks.sums import WithoutModel, forms
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
     OWN,
@@ -59,10 +59,9 @@ class Common(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Summing(State):
-    """The state with what has been added up; there is no model before the last step."""
+class Summing(WithoutModel):
+    """The state with what has been added up."""
 
-    model: Ref[Weights] | Weights | None = None
     totals: Ref[Handoff] | Handoff | None = None
     settled: Ref[Settled] | None = None
 
@@ -187,10 +186,6 @@ class FedGram(FixedFeatures):
     def told(self, width: int, classes: int, task: Task) -> int:
         """Return the bytes of the sums."""
         return size_of_sums(task, classes, width, bits=self.bits)
-
-    def start(self) -> Summing:
-        """Start without sums."""
-        return Summing()
 
     def run(self, fed: Fed, s: Summing) -> Iterator[State]:
         """Yield the state after each hop and the solution; in a star, after the features are set

@@ -93,10 +93,6 @@ class FedKrylov(FixedFeatures):
 
     traits = Traits(private=Kept, weighs=False)
 
-    def start(self) -> Lapping:
-        """Start without sums."""
-        return Lapping()
-
     def run(self, fed: Fed, s: Lapping) -> Iterator[State]:
         """Yield the state after each hop. A lap ends at the first client, which turns totals into
         directions.

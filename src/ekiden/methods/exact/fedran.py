@@ -25,7 +25,7 @@ from ekiden.authoring import (
     Weights,
     on_client,
 )
-from ekiden.methods.blocks.sums import forms
+from ekiden.methods.blocks.sums import WithoutModel, forms
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
     FeaturesOfClasses,
@@ -173,10 +173,9 @@ def largest(rows: Tensor, rank: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Sketching(State):
-    """The state with what the last client handed on; there is no model before the last step."""
+class Sketching(WithoutModel):
+    """The state with what the last client handed on."""
 
-    model: Ref[Weights] | Weights | None = None
     joint: Ref[Joint] | None = None
 
 
@@ -212,10 +211,6 @@ class FedRAN(FeaturesOfClasses):
     features"""
     ridge: NonNegative = 0.0
     """λ/n of ridge regression; 0: by generalised cross-validation"""
-
-    def start(self) -> Sketching:
-        """Start without a summary."""
-        return Sketching()
 
     def run(self, fed: Fed, s: Sketching) -> Iterator[State]:
         """Yield the state after each hop; one state in a star."""

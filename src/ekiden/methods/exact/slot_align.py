@@ -23,6 +23,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.core.training.gram import AnySums, Sums
+from ekiden.methods.blocks.sums import WithoutModel
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
     FeaturesOfClasses,
@@ -226,7 +227,7 @@ class SLOTAlign(FeaturesOfClasses):
     """α, how far lda and cgs shrink the covariance of aligned features to a multiple of the
     identity"""
 
-    def run(self, fed: Fed, s: State) -> Iterator[State]:
+    def run(self, fed: Fed, s: WithoutModel) -> Iterator[State]:
         """Yield one state."""
         if s.step == 0:
             settled = fed.call(self.settle, fed.order(self.order)[0], INITIAL)

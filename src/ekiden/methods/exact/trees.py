@@ -33,7 +33,7 @@ from ekiden.core.base.sums import fixed, real
 from ekiden.core.models.tables_and_texts import Indicators
 from ekiden.core.tasks import Classification, MultiLabel
 from ekiden.core.training.network import Network
-from ekiden.methods.blocks.sums import WholeSums
+from ekiden.methods.blocks.sums import WholeSums, WithoutModel
 from ekiden.methods.blocks.tables import TableMethod
 
 _CELLS = 1024  # of the grid on which quantiles are found
@@ -96,12 +96,9 @@ class Growing:
 
 
 @dataclass(frozen=True)
-class Adding(State):
-    """The state with the sums so far and the news of the last lap; there is no model before the
-    last step.
-    """
+class Adding(WithoutModel):
+    """The state with the sums so far and the news of the last lap."""
 
-    model: Ref[Weights] | Weights | None = None
     news: Ref[Bins] | Ref[Splits] | None = None
     sums: Ref[Histogram] | None = None
 
@@ -224,10 +221,6 @@ class Trees(TableMethod):
         return Forest(
             torch.Size(shape).numel(), codes, self.rounds * self.trees, self.depth, classes, each
         )
-
-    def start(self) -> Adding:
-        """Start without sums."""
-        return Adding()
 
     def run(self, fed: Fed, s: Adding) -> Iterator[State]:
         """Yield the state after each hop. A lap ends at the last client, which chooses bins, splits

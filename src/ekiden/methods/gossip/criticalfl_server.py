@@ -16,19 +16,17 @@ from ekiden.authoring import (
     CountOrZero,
     Fed,
     Fraction,
-    Method,
     NonNegative,
     OwnSamples,
     Size,
     State,
-    Traits,
     Weights,
     mean,
     on_client,
     require,
 )
 from ekiden.core.engine import wire
-from ekiden.methods.blocks.rounds import at_server, last_iterate, local_training, participants
+from ekiden.methods.blocks.rounds import ParallelMethod, at_server, participants
 from ekiden.methods.gossip.criticalfl import CriticalPeriods, Learning, at_most, due, fit_watched
 from ekiden.methods.gossip.dispfl import add_where, pack
 
@@ -54,7 +52,7 @@ class Selection(State):
 
 
 @dataclass(frozen=True)
-class CriticalFLServer(Method):
+class CriticalFLServer(ParallelMethod):
     """Federated averaging that draws more clients while their gradient norms grow, and few
     afterwards.
 
@@ -91,10 +89,6 @@ class CriticalFLServer(Method):
     lr_decay: Fraction = 1.0
     """factor of the local learning rate after each round"""
 
-    traits = Traits(skips=True)  # a round has fewer replies
-
-    selection = last_iterate
-
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a cap below the least number of clients drawn."""
         least = participants(len(clients), self.participation)
@@ -127,8 +121,7 @@ class CriticalFLServer(Method):
         """Train for E epochs; also return η times the mean over epochs of the sum of squared
         gradient norms.
         """
-        training = local_training(client, self.lr_decay, round)
-        trained, norm = fit_watched(client, model, self.epochs, training)
+        trained, norm = fit_watched(client, model, self.epochs, self.training(client, round))
         rest = trained.with_params(trained.params[:0])
         if not sparse:
             return Upload(trained.params, None, rest, client.n, norm)
@@ -142,10 +135,6 @@ class CriticalFLServer(Method):
     def most(self, clients: int) -> int:
         """M_max."""
         return at_most(self.cap, clients)
-
-    def steps(self, clients: int) -> int:
-        """Return T, the number of rounds."""
-        return self.rounds
 
     def cost(self, clients: int, model: Size) -> int:
         """At most T·M_max·(2M + 16), or what the largest changes take if that is more; `moved` is

@@ -52,12 +52,9 @@ def adjacency(
         steps = torch.tensor(_powers(clients), dtype=torch.int64)
         edges = torch.isin(ahead, steps) | torch.isin(clients - ahead, steps)
     elif name == "one_peer":
-        steps_of_a_cycle = _powers(clients)
-        edges = (
-            ahead == steps_of_a_cycle[round % len(steps_of_a_cycle)]
-            if steps_of_a_cycle
-            else ahead < 0
-        )
+        # a client alone has no other: 0 places ahead is itself, which the diagonal leaves out
+        cycle = _powers(clients) or [0]
+        edges = ahead == cycle[round % len(cycle)]
     elif name == "star":
         edges = (place[:, None] == 0) | (place[None, :] == 0)
     elif name == "torus":

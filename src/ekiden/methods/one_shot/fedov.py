@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ekiden.authoring import (
     CLASSES,
@@ -271,7 +272,7 @@ class OpenSet(Objective):
         # mixed representations of two samples are outliers if their classes differ
         pairs = torch.randperm(len(y)).to(y.device)
         share = float(torch.rand(()))
-        with Mixed(self.module, pairs, share):
+        with mixing(self.module, pairs, share):
             logits = self.module(torch.cat([x, spoiled, harder])).float()
         known, corrupted, adversarial, mixed = logits.split(len(y))
         loss = F.cross_entropy(known, y) + F.cross_entropy(without(known, y), u)
@@ -304,29 +305,19 @@ def attack(module: nn.Module, x: Tensor, u: Tensor, method: FedOV) -> Tensor:
     return moved
 
 
-class Mixed:
-    """While it is entered, one forward pass of 3b samples gives 3b + b rows.
+def mixing(module: nn.Module, pairs: Tensor, share: float) -> RemovableHandle:
+    """Let one forward pass of 3b samples give 3b + b rows, until the context of the handle ends.
 
     The last b come of share·h + (1 - share)·h[pairs], h being what the second linear layer (or the
     only one) reads of the first b samples: what the first hidden linear layer gives.
     """
 
-    def __init__(self, module: nn.Module, pairs: Tensor, share: float) -> None:
-        linear = [m for m in module.modules() if isinstance(m, nn.Linear)]
-        self._handle = linear[:2][-1].register_forward_pre_hook(self._add)
-        self._pairs = pairs
-        self._share = share
+    def add(layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        own = args[0][: len(pairs)]
+        return (torch.cat([args[0], share * own + (1 - share) * own[pairs]]),)
 
-    def _add(self, layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        own = args[0][: len(self._pairs)]
-        return (torch.cat([args[0], self._share * own + (1 - self._share) * own[self._pairs]]),)
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, *exception: object) -> None:
-        """Restore ordinary rows."""
-        self._handle.remove()
+    linear = [m for m in module.modules() if isinstance(m, nn.Linear)]
+    return linear[:2][-1].register_forward_pre_hook(add)
 
 
 class Vote(nn.Module):

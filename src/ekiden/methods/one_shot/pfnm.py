@@ -108,10 +108,11 @@ class PFNM(MatchingMethod, OneShot):
             incoming = outgoing.reshape(len(atoms), -1, forms[i + 1].fan).transpose(0, 1).flatten(1)
             merged[0] = torch.cat([incoming, merged[0]], 1)
             merged.insert(0, mine)
-            above = [
-                rows_at(model[i].double(), u, len(atoms))
-                for model, u in zip(models, units, strict=True)
-            ]
+            above = []
+            for model, places in zip(models, units, strict=True):
+                own = model[i].double()
+                rest = own.new_zeros(len(atoms), own.shape[1])
+                above.append(rest.index_copy(0, places, own))
             precise = [torch.full((len(atoms),), 1 / self.sigma, dtype=torch.float64)] * len(models)
         return merged
 
@@ -130,8 +131,3 @@ class PFNM(MatchingMethod, OneShot):
     def cost(self, clients: int, model: Size) -> int:
         """N·(M + 4·K): models and class counts."""
         return clients * (model + 4 * model.layout.classes)
-
-
-def rows_at(matrix: Tensor, units: Tensor, width: int) -> Tensor:
-    """Return (width, d): the rows of `matrix` (n, d) at the places `units` (n,), zero elsewhere."""
-    return matrix.new_zeros(width, matrix.shape[1]).index_copy(0, units, matrix)

@@ -228,13 +228,9 @@ class Host(Generic[M]):
         return (at.origin if self.anchor == "global" else model).params
 
 
-class InFedAvg(Host[FedAvg]):
-    """FedAvg: chains of plain training."""
-
-
 class InProximal(Host[P]):
-    """A method with a proximal term, whose centre is the round's global model: that damps a
-    chain.
+    """FedProx, and other methods with a proximal term, whose centre is the round's global model:
+    that damps a chain.
     """
 
     settings = ("mu",)
@@ -249,10 +245,6 @@ class InProximal(Host[P]):
         if not self.method.mu:
             return None
         return Proximal(self.method.mu, at.origin.params)
-
-
-class InFedProx(InProximal[FedProx]):
-    """FedProx: chains with its proximal term."""
 
 
 class InSCAFFOLD(Host[SCAFFOLD]):
@@ -429,8 +421,8 @@ class InFedDisco(Host[FedDisco]):
 
 
 HOSTS: Mapping[type[Method], type[Host[Any]]] = {
-    FedAvg: InFedAvg,
-    FedProx: InFedProx,
+    FedAvg: Host,
+    FedProx: InProximal,
     SCAFFOLD: InSCAFFOLD,
     FedNova: InFedNova,
     FedDyn: InFedDyn,

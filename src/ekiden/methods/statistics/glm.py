@@ -33,6 +33,7 @@ from ekiden.core.engine.method import Chooser
 from ekiden.core.models.tables_and_texts import Linear
 from ekiden.core.tasks import Classification, Need, Regression, Survival
 from ekiden.core.training.network import Network
+from ekiden.methods.blocks.sums import WithoutModel
 from ekiden.methods.blocks.tables import TableMethod
 from ekiden.methods.statistics.newton import (
     CONSTANT,
@@ -57,12 +58,9 @@ _EXPLAINED: Mapping[Family, tuple[type[Task], str]] = {
 
 
 @dataclass(frozen=True)
-class Fitting(State):
-    """The state with the coefficients of this lap and the sums so far; there is no model before the
-    last step.
-    """
+class Fitting(WithoutModel):
+    """The state with the coefficients of this lap and the sums so far."""
 
-    model: Ref[Weights] | Weights | None = None
     coefficients: Ref[Coefficients] | None = None
     sums: Ref[Derivatives] | None = None
 

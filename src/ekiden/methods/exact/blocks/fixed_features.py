@@ -24,7 +24,6 @@ from ekiden.authoring import (
     CountOrZero,
     NonNegative,
     Size,
-    State,
     Task,
     Traits,
     UserError,
@@ -656,10 +655,6 @@ class FeaturesOfClasses(FixedFeatures):
     def only_classes(self) -> bool:
         """Labels must be classes."""
         return True
-
-    def start(self) -> State:
-        """Start without a model."""
-        return State(model=None)
 
     def steps(self, clients: int) -> int:
         return 1

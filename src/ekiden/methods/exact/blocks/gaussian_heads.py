@@ -336,38 +336,12 @@ def answers(head: Head, m: Moments, scatter: Tensor) -> Moments:
     return Moments.unscaled(m.n, scatter, products, m.targets, m.powers, head.weight @ m.total)
 
 
-def lda(m: Moments, shrink: float) -> Head:
-    """Linear discriminant analysis: Gaussians with the covariance Σ within classes, and priors
-    n_c/n.
-
-    Σ is shrunk to (1 - α) Σ + α tr(Σ)/D I.
-    """
-    return _gaussian(m, _within(m), shrink)
-
-
-def naive_bayes(m: Moments, shrink: float) -> Head:
-    """Gaussian naive Bayes with one variance for each feature: `lda` without covariances."""
-    return _gaussian(m, _within(m).diagonal().diag(), shrink)
-
-
-def cgs(m: Moments, shrink: float) -> Head:
-    """Return the head of FedCGS: the same with the covariance of all samples around their common
-    mean.
-    """
-    return _gaussian(m, m.scatter / max(m.n - 1, 1.0), shrink)
-
-
 def ncm(m: Moments) -> Head:
     """Return the nearest class mean: scores are -½‖z - m_c‖² without the part that all classes
     share.
     """
     means = m.means
     return Head(means, torch.where(m.targets > 0, -means.square().sum(1) / 2, -1e9))
-
-
-def _within(m: Moments) -> Tensor:
-    """(D, D), the unbiased covariance within classes."""
-    return m.within / max(m.n - float((m.targets > 0).sum()), 1.0)
 
 
 def _gaussian(m: Moments, covariance: Tensor, shrink: float) -> Head:
@@ -385,18 +359,25 @@ def _gaussian(m: Moments, covariance: Tensor, shrink: float) -> Head:
 
 
 def fitted(kind: Kind, m: Moments, shrink: float, penalty: float = 0.0) -> Head:
-    """Return the head of this kind."""
+    """Return the head of this kind.
+
+    Three are Gaussians with priors n_c/n and one covariance Σ, shrunk to (1 - α) Σ + α tr(Σ)/D I:
+    lda, linear discriminant analysis, with the covariance within classes; bayes, Gaussian naive
+    Bayes, with the variances within classes alone; cgs, the head of FedCGS, with the covariance of
+    all samples around their common mean.
+    """
+    # unbiased
+    covariance = m.within / max(m.n - float((m.targets > 0).sum()), 1.0)
     match kind:
         case "ridge":
             return ridge(m, penalty)
-        case "lda":
-            return lda(m, shrink)
-        case "cgs":
-            return cgs(m, shrink)
-        case "bayes":
-            return naive_bayes(m, shrink)
         case "ncm":
             return ncm(m)
+        case "bayes":
+            covariance = covariance.diagonal().diag()
+        case "cgs":
+            covariance = m.scatter / max(m.n - 1, 1.0)
+    return _gaussian(m, covariance, shrink)
 
 
 def outputs(head: Head, m: Moments, task: Task) -> Head:

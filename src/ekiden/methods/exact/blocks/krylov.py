@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ekiden.authoring import Ref, State, UserError, Weights
-from ekiden.methods.blocks.sums import forms
+from ekiden.authoring import Ref, UserError
+from ekiden.methods.blocks.sums import WithoutModel, forms
 from ekiden.methods.exact.blocks.fixed_features import Settled, ShortColumns
 from ekiden.methods.exact.blocks.gaussian_heads import GRID, Head, Moments
 
@@ -257,10 +257,9 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lapping(State):
-    """The state with what is handed on; there is no model before the last step."""
+class Lapping(WithoutModel):
+    """The state with what is handed on."""
 
-    model: Ref[Weights] | None = None
     chosen: Ref[Chosen] | None = None
     opening: Ref[OpeningSums] | None = None
     direction: Ref[Tensor] | None = None

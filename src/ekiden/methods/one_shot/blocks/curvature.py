@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -39,13 +39,9 @@ class Recursion:
     With c = 1 this is recursive least squares, and P the closed form on the inputs given.
     """
 
-    size: int
+    q: Tensor  # (size, size) float64, the identity at first
     c: float
     z: float
-    q: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.q = torch.eye(self.size, dtype=torch.float64)
 
     def add(self, inputs: Tensor) -> None:
         """Take in inputs (n, size), one after the other."""
@@ -56,19 +52,15 @@ class Recursion:
     def projector(self) -> Tensor:
         """Return P (size, size) float64."""
         # the mean with its transpose takes away the skew that rounding leaves
-        return torch.eye(self.size, dtype=torch.float64) - (self.q + self.q.T) / 2
+        return torch.eye(len(self.q), dtype=torch.float64) - (self.q + self.q.T) / 2
 
 
 @dataclass
 class Closed:
     """P = Xᵀ(XXᵀ + zI)⁻¹X = G(G + zI)⁻¹ with G = XᵀX, which is all that is kept of the inputs X."""
 
-    size: int
+    gram: Tensor  # (size, size) float64, zeros at first
     z: float
-    gram: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.gram = torch.zeros(self.size, self.size, dtype=torch.float64)
 
     def add(self, inputs: Tensor) -> None:
         """Take in inputs (n, size)."""
@@ -106,11 +98,10 @@ def projectors(
         z = DAMPING_CONV
         if layer.kind == "linear":
             z = DAMPING_LINEAR
+        identity = torch.eye(layer.inputs, dtype=torch.float64)
+        made[layer.name] = Recursion(identity, DAMPING, z)
         if closed:
-            made[layer.name] = Closed(layer.inputs, z)
-        else:
-            made[layer.name] = Recursion(layer.inputs, DAMPING, z)
-
+            made[layer.name] = Closed(torch.zeros_like(identity), z)
     for x, _ in batches:
         with torch.no_grad(), watched(network, layers) as seen:
             network(x)
