@@ -59,8 +59,7 @@ class Federation(Checked):
         if not self.silos:
             raise UserError(
                 "give the public keys of the silos, which `ekiden silo init` makes there, or say "
-                "--silos NAME,NAME,... "
-                "to make all keys here"
+                "--silos NAME,NAME,... to make all keys here"
             )
         check_names(self.silos, "--silos")
 

@@ -295,15 +295,13 @@ def agree(
         if not hello.counts and isinstance(task, Classification):
             raise UserError(
                 "--class-weights needs counts of classes, which silos agree on (`ekiden silo "
-                "sums`, then `ekiden "
-                "federation agree`): do that first, or leave it out"
+                "sums`, then `ekiden federation agree`): do that first, or leave it out"
             )
         task = balanced(task, hello.counts, one.classes)
     if counting_of(task, task.outputs(one.classes), full=True).lacks(task.headline.name):
         raise UserError(
             f"silos count no scores of {len(one.classes)} classes, which {task.headline.name} "
-            "needs: choose another "
-            "--metric"
+            "needs: choose another --metric"
         )
     if len({hello.holds.dataset for hello in hellos.values()}) > 1:
         one = replace(one, dataset="own data")
@@ -352,8 +350,7 @@ def _alike(plan: RemotePlan[Method], hellos: Mapping[str, Hello]) -> Hello:
         if plan.recipe.method.traits.needs_validation and not hello.samples[1]:
             raise UserError(
                 f"{plan.recipe.method.title()} needs validation data at every silo, {name} has "
-                "none: "
-                "raise data.val_fraction in its silo.toml"
+                "none: raise data.val_fraction in its silo.toml"
             )
     first, *others = hellos
     one = hellos[first]

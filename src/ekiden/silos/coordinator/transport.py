@@ -472,8 +472,7 @@ class Remote(Transport):
         if self._agreed.skips and self._full and last in map(_made, self._full.result):
             raise UserError(
                 f"{client} has the last hop, whose model alone the server may read: it cannot be "
-                "skipped. Start it, "
-                "then `ekiden resume`"
+                "skipped. Start it, then `ekiden resume`"
             )
         self._leave_out(client)
 

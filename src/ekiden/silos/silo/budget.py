@@ -69,8 +69,7 @@ def check(file: SiloFile, terms: Agreement) -> None:
     if dp is None:
         raise UserError(
             f"the run trains without noise, {file.name} allows epsilon {file.limits.epsilon:g} "
-            "over all runs: give "
-            "--dp (limits.epsilon in its silo.toml)"
+            "over all runs: give --dp (limits.epsilon in its silo.toml)"
         )
     _check_runs(file, terms.run, dp, lines_of(file.folder / FILE, LedgerLine))
 
@@ -190,9 +189,8 @@ class LedgerKeeper:
             if found > dp.epsilon * _SLACK:
                 raise UserError(
                     f"run {self.terms.run} has trained at {self.file.name} as often as epsilon "
-                    f"{dp.epsilon:g} allows, "
-                    f"and asks for more ({found:.3g}): start a new run ({ledger} says what was "
-                    "spent)"
+                    f"{dp.epsilon:g} allows, and asks for more ({found:.3g}): start a new run "
+                    f"({ledger} says what was spent)"
                 )
             _check_runs(self.file, self.terms.run, dp, lines)
             if note:

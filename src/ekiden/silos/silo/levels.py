@@ -34,8 +34,7 @@ def needed(method: Method, least: int, *, bounded: bool | None = None) -> Level:
     if not given:
         raise UserError(
             f"{method.title()} does not declare what its tasks tell about samples "
-            "(@on_client(gives=...)), so no "
-            "silo runs it"
+            "(@on_client(gives=...)), so no silo runs it"
         )
     if bounded:
         return "sums"

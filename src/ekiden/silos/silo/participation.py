@@ -141,9 +141,8 @@ class Admission:
         file = self.folder / _DATA
         if write_once(file, fingerprint.encode()) != fingerprint.encode():
             raise UserError(
-                f"{self.file.name} holds other samples or labels than when run {self.terms.run} began "
-                f"({file}): put them "
-                "back, or start a new run"
+                f"{self.file.name} holds other samples or labels than when run {self.terms.run} "
+                f"began ({file}): put them back, or start a new run"
             )
 
     def count(self) -> None:
@@ -155,9 +154,8 @@ class Admission:
             before = 0
         if before >= most:
             raise UserError(
-                f"run {self.terms.run} has sent {before} requests, {self.file.name} answers {most} of "
-                "a run "
-                "(limits.requests in its silo.toml)"
+                f"run {self.terms.run} has sent {before} requests, {self.file.name} answers {most} "
+                "of a run (limits.requests in its silo.toml)"
             )
         write(file, [str(before + 1).encode()], sync=False)
 

@@ -123,8 +123,7 @@ def _check_method(file: SiloFile, recipe: Recipe[Method]) -> None:
         if (value := getattr(method, field)) not in allowed:
             raise UserError(
                 f"{title} has {field} = {value!r}, {name} allows only "
-                f"{', '.join(map(repr, allowed))} (allow.{title} in "
-                "its silo.toml)"
+                f"{', '.join(map(repr, allowed))} (allow.{title} in its silo.toml)"
             )
     wanted = level_of(file, recipe)
     if not levels.allows(limits.level, wanted):
@@ -231,8 +230,7 @@ def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: n
     if 0 < most < width:
         raise UserError(
             f"sums of {width} features show which samples {name} has: give --width {most} or less, "
-            "or leave this "
-            "silo out (limits.min_active in its silo.toml)"
+            "or leave this silo out (limits.min_active in its silo.toml)"
         )
 
 
@@ -495,8 +493,7 @@ def check_readers(
         if reader.name != SERVER and (reader.name, reader.step) not in plan.users(value):
             raise UserError(
                 f"in {agreed.method} {reader.name} does not use {key[:80]!r} in step "
-                f"{reader.step + 1}: "
-                f"{name} does not show it"
+                f"{reader.step + 1}: {name} does not show it"
             )
 
 
@@ -565,6 +562,5 @@ def _check_keys(file: SiloFile, agreed: Agreement) -> None:
         if not keys.same(keys.read_public(path), public):
             raise UserError(
                 f"the run says that {name} has the key {keys.fingerprint(public)}, {file.name} "
-                "knows another "
-                f"({path}): ask {name}, and replace the file only if its key is new"
+                f"knows another ({path}): ask {name}, and replace the file only if its key is new"
             )

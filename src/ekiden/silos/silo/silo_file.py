@@ -315,11 +315,9 @@ class SiloFile:
             if found.least:
                 raise UserError(
                     f"{self.path}: silos agree on the scaling of a table, and of numbers to "
-                    "predict, before they "
-                    f"start: run `ekiden silo sums "
-                    f"{self.path.name}` at each, `ekiden federation agree SUMS...` at the "
-                    "coordinator, then "
-                    "name its file by data.agreed"
+                    f"predict, before they start: run `ekiden silo sums {self.path.name}` at each, "
+                    "`ekiden federation agree SUMS...` at the coordinator, then name its file by "
+                    "data.agreed"
                 )
             kept = 0.0 if self.data.part else self.data.val_fraction
             found = split(found, Iid(), 1, seed=0, val_fraction=kept)
@@ -395,8 +393,7 @@ class SiloFile:
         if dataset.inputs.agreed or not isinstance(dataset.task, Classification):
             raise UserError(
                 f"{self.path}: only a table that is not scaled yet, numbers to predict, and "
-                "numbers of samples by "
-                "class are agreed on (leave out data.agreed)"
+                "numbers of samples by class are agreed on (leave out data.agreed)"
             )
         return replace(dataset, least=self.data.min_count), client
 
@@ -703,8 +700,7 @@ def join(file: SiloFile, roster: Roster, replace: Collection[str] = ()) -> list[
         if path.exists() and read_text(path).split() != text.split() and name not in replace:
             raise UserError(
                 f"{path} has another key than the roster: ask its owner, by another way than the "
-                "coordinator, and "
-                f"then give --replace {name}"
+                f"coordinator, and then give --replace {name}"
             )
     peers.mkdir(parents=True, exist_ok=True)
     if known := {path.stem for path in peers.glob("*.pub")}:

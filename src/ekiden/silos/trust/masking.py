@@ -125,8 +125,7 @@ class PartMasks:
         if len(names) < self.fewest:
             raise UserError(
                 f"a sum of {len(names)} silos, {me} allows {self.fewest} or more "
-                "(limits.min_clients in its silo.toml, "
-                "or honest of --dp)"
+                "(limits.min_clients in its silo.toml, or honest of --dp)"
             )
         for member in self.members:
             if not sealing.vouched(member, self.party.run, self.party.silos):
@@ -144,8 +143,7 @@ class PartMasks:
         if write_once(file, part.encode()) != part.encode():
             raise UserError(
                 f"{self.party.name} has given another part to sum {name}: the same masks are never "
-                "used twice; start "
-                "a new run"
+                "used twice; start a new run"
             )
 
 

@@ -199,8 +199,7 @@ def unlock(
     if lock.key != public_of(private):
         raise wire.WireError(
             f"value {binding.key[:80]!r} of {binding.sender[:80]} is sealed for another key than "
-            f"{binding.recipient} "
-            "has in this run: refused"
+            f"{binding.recipient} has in this run: refused"
         )
     try:
         wrapped, statement = bytes.fromhex(lock.wrapped), _statement(binding, lock.key)

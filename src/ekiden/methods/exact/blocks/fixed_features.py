@@ -179,8 +179,7 @@ def check_same_data(features: str, pretrained: str, dataset: Dataset) -> None:
         if there != own:
             raise UserError(
                 f"{pretrained} is for {what} {str(there)[:100]}, these data have {str(own)[:100]}: "
-                "give "
-                "data of the same kind"
+                "give data of the same kind"
             )
     if (taken.get("mean"), taken.get("std")) != (
         list(map(float, dataset.mean)),
