@@ -23,7 +23,7 @@ def sequence(
     """M and the flags after each check."""
     count, capped, counts, flags = least, False, [], []
     for r in range(1, len(norms) + 1):
-        flags.append(method.periods.now(norms[:r]))
+        flags.append(method.is_critical(norms[:r]))
         count = resize(count, flags[-1], capped, least, most)
         capped |= count >= most
         counts.append(count)
@@ -45,7 +45,7 @@ def test_empty_window_calls_only_the_forced_checks_critical() -> None:
 
 @pytest.mark.parametrize(("growth", "critical"), [(1.02, True), (1.0, False), (0.5, False)])
 def test_growth_above_delta_is_critical(growth: float, critical: bool) -> None:
-    assert CriticalFL(forced=0, window=1).periods.now([1.0, growth]) is critical
+    assert CriticalFL(forced=0, window=1).is_critical([1.0, growth]) is critical
 
 
 def test_no_doubling_after_the_cap_was_reached() -> None:

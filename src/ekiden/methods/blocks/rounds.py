@@ -495,8 +495,13 @@ class RobustMethod(ParallelMethod):
         m = participants(len(clients), self.participation)
         refuse(self.combine, m, self.faulty, weighted=self.weighting == "samples")
 
-    def combined(self, fed: Fed, asked: Mapping[str, Ref[Reply]], start: Weights) -> Weights:
-        """Return one model from the replies to `start`; note who stood out."""
+    @abstractmethod
+    def train(self, client: Client, model: Weights, round: int) -> Reply:
+        """Train from the global model."""
+
+    def averaged(self, fed: Fed, start: Weights, round: int) -> Weights:
+        """Return what the clients of a round make of `start`, combined; note who stood out."""
+        asked = {k: fed.call(self.train, k, start, round) for k in self.drawn(fed)}
         # A mean needs one reply at a time in memory, other rules all of them.
         if self.combine == "mean" and not self.clip_update:
             middle = RunningMean()
@@ -510,6 +515,10 @@ class RobustMethod(ParallelMethod):
         result = combine(list(models.values()), weights, self.combine, self.faulty)
         note_apart(fed, self.combine, models, result)
         return result
+
+    def cost(self, clients: int, model: Size) -> int:
+        """T·m·(2M + 8): the model down and up, a weight up, for m = ⌈cN⌉ clients a round."""
+        return self.replies(clients) * (2 * model + 8)
 
 
 class AveragingMethod(RobustMethod, SummingMethod):
@@ -530,16 +539,12 @@ class AveragingMethod(RobustMethod, SummingMethod):
                     "out one of them"
                 )
 
-    def averaged(self, fed: Fed, model: Weights, round: int) -> Weights:
-        """Return what the clients of a round make of `model`, combined."""
+    def averaged(self, fed: Fed, start: Weights, round: int) -> Weights:
+        """Return what the clients of a round make of `start`, combined, or from their sum alone."""
+        if not self.secure:
+            return super().averaged(fed, start, round)
         chosen = self.drawn(fed)
-        if self.secure:
-            return fed.sum(self.add, chosen, model, round, len(chosen), at="server").mean(model)
-        return self.combined(fed, {k: fed.call(self.train, k, model, round) for k in chosen}, model)
-
-    @abstractmethod
-    def train(self, client: Client, model: Weights, round: int) -> Reply:
-        """Train from the global model."""
+        return fed.sum(self.add, chosen, start, round, len(chosen), at="server").mean(start)
 
     def cost(self, clients: int, model: Size) -> int:
         """T·m·(2M + 8): the model down and up, a weight up, for m = ⌈cN⌉ clients a round; 8 bytes a

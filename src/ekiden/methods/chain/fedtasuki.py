@@ -130,7 +130,7 @@ class ClassMoments(NamedTuple):
         means = torch.where((self.counts > 0)[:, None], self.means, middle)
         rows = torch.linalg.solve(shrunk, means.T).T  # (K, A) C⁻¹ m_k
         bias = self.counts.clamp(min=0.5).log() - (rows * means).sum(1) / 2
-        return torch.cat([rows, bias[:, None]], 1)
+        return torch.column_stack([rows, bias])
 
     def compressed(self, rank: int) -> ClassStatistics:
         """Return the statistics as they travel, with `rank` directions."""

@@ -336,7 +336,7 @@ def refitted(model: Weights, layout: Layout, totals: Totals, task: Task) -> Weig
     rows = m.rows(heads.outputs(heads.ridge(m), m, task))
     centre, gain = (t.cpu().double() for t in totals.scales)
     weight = rows[:, :-1] * gain
-    rows = torch.cat([weight, (rows[:, -1] - weight @ centre)[:, None]], 1)
+    rows = torch.column_stack([weight, rows[:, -1] - weight @ centre])
     params = model.params.clone()
     layout.head.put(params, rows.to(params))
     return model.with_params(params)

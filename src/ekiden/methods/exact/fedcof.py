@@ -108,7 +108,7 @@ class MeanScatter:
             torch.eye(len(weight), dtype=torch.float64), torch.where(self.counts > 0, 0.0, -1e9)
         )
         scored = heads.outputs(scored, m, task)
-        return torch.cat([scored.weight @ weight, scored.bias[:, None]], 1)
+        return torch.column_stack([scored.weight @ weight, scored.bias])
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,8 @@ class FedKrylov(FixedFeatures):
         sums = torch.zeros(phi.shape[1], y.shape[1] + 2, dtype=torch.float64, device=phi.device)
         for block, of in zip(torch.split(phi, _ROWS), torch.split(y, _ROWS), strict=True):
             x = block.double() - centre
-            sums += torch.cat([x.T @ of.double(), x.sum(0)[:, None], x.square().sum(0)[:, None]], 1)
+            products = x.T @ of.double()
+            sums += torch.column_stack([products, x.sum(0), x.square().sum(0)])
         held = self._labels(self._counted(client, self.summed(client, held_out=True)))
         own = OpeningSums(self._columns(sums), self._labels(y), held)
         kind = (phi.shape[1], y.shape[1], isinstance(client.task, Classification))
@@ -223,7 +224,7 @@ class FedKrylov(FixedFeatures):
         features_of(network).adopt(chosen.settled)
         weight = head.weight @ span.directions.T
         bias = head.bias - weight @ (span.problem.mean + chosen.centre.cpu().double())
-        return with_rows(network, torch.cat([weight, bias[:, None]], 1))
+        return with_rows(network, torch.column_stack([weight, bias]))
 
     @property
     def exact(self) -> bool:

@@ -162,7 +162,7 @@ class Alignment:
         for c, partial in zip(clients, self.partial(tau), strict=True):
             # τ(μ_b - A_k μ_k)
             offset = (1 - tau) * c.mean + tau * self.mean - partial @ c.mean
-            moved = torch.cat([weight @ partial, (bias + weight @ offset)[:, None]], 1)
+            moved = torch.column_stack([weight @ partial, bias + weight @ offset])
             found.append(moved.float())
         return found
 

@@ -231,15 +231,14 @@ class Trees(TableMethod):
         """
         order = fed.order(self.order)
         laps = 2 + self.rounds * self.depth
+        first = (self.count, self.count, self.begin)
         while s.step < self.steps(len(order)):
             lap, hop = divmod(s.step, len(order))
             client = order[hop]
             news = s.news
             sums: Ref[Histogram]
-            if lap < 2:
-                sums = fed.sum(self.count, [client], INITIAL, news, plus=s.sums)
-            elif lap == 2:
-                sums = fed.sum(self.begin, [client], INITIAL, news, plus=s.sums)
+            if lap < len(first):
+                sums = fed.sum(first[lap], [client], INITIAL, news, plus=s.sums)
             else:
                 sums = fed.sum(self.grow, [client], news, plus=s.sums)
             if hop < len(order) - 1:
@@ -363,21 +362,18 @@ class Trees(TableMethod):
         """
         drawn = self._drawn(s).to(y.device)
         stats = _derivatives(client.task, s.output, y)
-        cells = torch.zeros(
-            *drawn.shape, self.bins, stats.shape[1], dtype=torch.int64, device=y.device
-        )
-        offsets = self.bins * torch.arange(drawn.shape[1] * drawn.shape[2], device=y.device).view(
-            drawn.shape[1:]
-        )
+        _, nodes, among = drawn.shape
+        shape = (*drawn.shape, self.bins, stats.shape[1])
+        cells = torch.zeros(shape, dtype=torch.int64, device=y.device)
+        count = nodes * among * self.bins
+        starts = torch.arange(0, count, self.bins, device=y.device).view(nodes, among)
         for tree, columns in enumerate(drawn):
             node = s.node[:, tree]
             # n·m
-            at = (offsets[node] + s.bins.gather(1, columns[node])).flatten()
+            at = (starts[node] + s.bins.gather(1, columns[node])).flatten()
             for k, part in enumerate(stats.T):
-                sums = torch.bincount(
-                    at, part.repeat_interleave(drawn.shape[2]), offsets.numel() * self.bins
-                )
-                cells[tree, ..., k] = sums.view(cells.shape[1:4])
+                sums = torch.bincount(at, part.repeat_interleave(among), count)
+                cells[tree, ..., k] = sums.view(nodes, among, self.bins)
         return Histogram(cells, s.node.new_zeros(0))
 
     def _drawn(self, s: Growing) -> Tensor:
@@ -401,22 +397,19 @@ class Trees(TableMethod):
         whole = cells[:, :, :1].sum(3, keepdim=True)
         right = whole - left
         gain = self._score(left) + self._score(right) - self._score(whole)  # (P, V, m, B - 1)
-        room = torch.minimum(left[..., 1, :].mean(-1), right[..., 1, :].mean(-1)) >= max(
-            self.min_hessian, 1e-12
-        )
+        lighter = torch.minimum(left[..., 1, :].mean(-1), right[..., 1, :].mean(-1))
+        room = lighter >= max(self.min_hessian, 1e-12)
         gain = torch.where(room, gain, -1.0).flatten(2)
         best = gain.argmax(2)
-        splits = gain.gather(2, best[:, :, None])[:, :, 0] > _LEAST_GAIN
-        column = self._drawn(s).gather(2, (best // (self.bins - 1))[:, :, None])[:, :, 0]
-        column = column * splits
-        edge = torch.where(splits, best % (self.bins - 1), self.bins - 1)
+        splits = gain.amax(2) > _LEAST_GAIN
+        edges = self.bins - 1
+        place = (best // edges)[:, :, None]
+        column = self._drawn(s).gather(2, place)[:, :, 0] * splits
+        edge = torch.where(splits, best % edges, edges)
         if cells.shape[1] < 2 ** (self.depth - 1):
             return Splits(column, edge, torch.zeros(self.trees, 0, cells.shape[5]))
         whole = whole[:, :, 0, 0]
-        left = left.flatten(2, 3)
-        left = left.gather(2, best[:, :, None, None, None].expand(-1, -1, 1, *left.shape[3:]))[
-            :, :, 0
-        ]
+        left = left.flatten(2, 3).take_along_dim(best[:, :, None, None, None], 2)[:, :, 0]
         left = torch.where(splits[:, :, None, None], left, whole)
         below = self._step(torch.stack([left, whole - left], 2).flatten(1, 2))  # (P, 2V, C)
         return Splits(column, edge, (-self.shrinkage / self.trees * below).float())
@@ -545,11 +538,10 @@ def grouped(x: Tensor, least: int, codes: int) -> Tensor:
         halves = _halves(scaled[rows], least) if len(rows) >= 2 * least else None
         if halves is None:
             here = x[rows].sort(0).values
-            found[rows] = here.mean(0)
+            middle = here.mean(0)
             if codes:
-                found[rows[:, None], torch.arange(x.shape[1] - codes, x.shape[1])] = (
-                    here[:, -codes:].mode(0).values
-                )
+                middle[-codes:] = here[:, -codes:].mode(0).values
+            found[rows] = middle
         else:
             open_ += [rows[halves], rows[~halves]]
     return found
@@ -562,9 +554,8 @@ def _halves(x: Tensor, least: int) -> Tensor | None:
     groups that differ in single samples from those before.
     """
     middle = x.median(0).values
-    for column in (
-        x.sort(0).values.var(0, correction=0).sort(descending=True, stable=True).indices.tolist()
-    ):
+    variance = x.sort(0).values.var(0, correction=0)
+    for column in variance.argsort(descending=True, stable=True).tolist():
         for first in (x[:, column] <= middle[column], x[:, column] < middle[column]):
             smaller = min(int(first.sum()), int((~first).sum()))
             if smaller >= min(least, _BASE):
@@ -581,19 +572,21 @@ def _derivatives(task: Task, output: Tensor, y: Tensor) -> Tensor:
     """
     if isinstance(task, Classification):
         two = output.shape[1] == 1
-        p = (F.pad(output, (1, 0)) if two else output).softmax(1)
+        scores = output
+        if two:
+            scores = F.pad(output, (1, 0))
+        p = scores.softmax(1)
         first = p - F.one_hot(y, p.shape[1])
-        second = p * (1 - p) * (1 if two else 2)
-        weight = (
-            torch.tensor(task.weights, dtype=torch.float64, device=y.device)[y][:, None]
-            if task.weights
-            else 1.0
-        )
-        first = first * weight
-        second = second * weight
+        second = p * (1 - p)
+        if task.weights:
+            weights = torch.tensor(task.weights, dtype=torch.float64, device=y.device)
+            first = first * weights[y][:, None]
+            second = second * weights[y][:, None]
         if two:
             first = first[:, 1:]
             second = second[:, 1:]
+        else:
+            second = 2 * second
     elif isinstance(task, MultiLabel):
         p = torch.stack([torch.zeros_like(output), output], 2).softmax(2)[:, :, 1]
         first = p - y

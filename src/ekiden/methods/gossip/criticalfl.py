@@ -13,6 +13,7 @@ from ekiden.authoring import (
     CountOrZero,
     Fed,
     Fraction,
+    Method,
     NonNegative,
     OwnSamples,
     State,
@@ -26,15 +27,14 @@ from ekiden.authoring import (
 from ekiden.methods.blocks.rounds import PersonalMethod, own_models, training_of
 
 
-@dataclass(frozen=True)
-class CriticalPeriods:
-    """The test of CriticalFL (KDD 2023, https://doi.org/10.1145/3580305.3599293)."""
+class CriticalPeriods(Method):
+    """A method with the test of CriticalFL (KDD 2023, https://doi.org/10.1145/3580305.3599293)."""
 
     delta: float  # δ, relative growth of the windowed mean above which a period is critical
     window: int  # checks over which norms are averaged
     forced: int  # first checks that are critical in any case
 
-    def now(self, norms: Sequence[float]) -> bool:
+    def is_critical(self, norms: Sequence[float]) -> bool:
         """Return whether the windowed mean of the norms has grown by more than δ since the previous
         check.
         """
@@ -108,10 +108,10 @@ class Learning(NamedTuple):
     critical: bool = True
     capped: bool = False  # whether the count has ever reached its largest value
 
-    def checked(self, norm: float, periods: CriticalPeriods, least: int, most: int) -> "Learning":
+    def checked(self, norm: float, method: CriticalPeriods, least: int, most: int) -> "Learning":
         """Return the same after one more check."""
         norms = (*self.norms, norm)
-        critical = periods.now(norms)
+        critical = method.is_critical(norms)
         number = resize(self.number, critical, self.capped, least, most)
         return Learning(number, norms, critical, self.capped or number >= most)
 
@@ -132,7 +132,7 @@ class Periods(State):
 
 
 @dataclass(frozen=True)
-class CriticalFL(PersonalMethod):
+class CriticalFL(CriticalPeriods, PersonalMethod):
     """Clients average with more peers while their gradient norms grow, and with few afterwards.
 
     Yan, Wang, Yuan, Li: CriticalFL: A Critical Learning Periods Augmented Client Selection
@@ -197,7 +197,7 @@ class CriticalFL(PersonalMethod):
             if s.step + 1 < self.rounds and due(s.step + 1, self.every):
                 norms = fed.get(fed.call_all(self.norm))
                 learning = tuple(
-                    one.checked(norm, self.periods, self.peers, self.most(n))
+                    one.checked(norm, self, self.peers, self.most(n))
                     for one, norm in zip(learning, norms, strict=True)
                 )
             s = s.next(personal=tuple(mixed), learning=learning, sent=sent)
@@ -221,11 +221,6 @@ class CriticalFL(PersonalMethod):
     def norm(self, client: Client) -> float:
         """The client's federated gradient norm of this round."""
         return float(client.state)
-
-    @property
-    def periods(self) -> CriticalPeriods:
-        """Return the rule for critical periods."""
-        return CriticalPeriods(self.delta, self.window, self.forced)
 
     def most(self, clients: int) -> int:
         """The largest number of peers."""

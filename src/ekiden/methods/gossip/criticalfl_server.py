@@ -52,7 +52,7 @@ class Selection(State):
 
 
 @dataclass(frozen=True)
-class CriticalFLServer(ParallelMethod):
+class CriticalFLServer(CriticalPeriods, ParallelMethod):
     """Federated averaging that draws more clients while their gradient norms grow, and few
     afterwards.
 
@@ -109,8 +109,7 @@ class CriticalFLServer(ParallelMethod):
             )
             if due(s.step + 1, self.every):
                 norm = sum(u.norm for u in uploads) / len(uploads)
-                periods = CriticalPeriods(self.delta, self.window, self.forced)
-                learning = learning.checked(norm, periods, least, self.most(len(fed.clients)))
+                learning = learning.checked(norm, self, least, self.most(len(fed.clients)))
             sent = s.sent + len(chosen)
             parts = s.sparse + sparse * len(chosen)
             s = s.next(model=merge(model, uploads), learning=learning, sent=sent, sparse=parts)

@@ -37,7 +37,13 @@ from ekiden.methods.blocks.combining import (
     refuse,
 )
 from ekiden.methods.blocks.rounds import note_apart, shortened
-from ekiden.methods.one_shot.blocks.curvature import Labels, Passes, gradients, refuse_layers
+from ekiden.methods.one_shot.blocks.curvature import (
+    Labels,
+    Passes,
+    diagonal,
+    gradients,
+    refuse_layers,
+)
 
 Head = Literal["mean", "class-wise", "class-counts"]
 
@@ -208,13 +214,13 @@ class FisherMethod(MergingMethod):
         passes = gradients(network, layers, client.batches(), self.fisher, draw, client.work)
         return Informed(trained, self.measured(passes))
 
-    @abstractmethod
     def layers(self, layout: Layout) -> Sequence[Layer]:
-        """Return the layers whose Fisher information is measured."""
+        """Return the layers whose Fisher information is measured: all that have parameters."""
+        return [layer for layer in layout.layers if layer.params]
 
-    @abstractmethod
     def measured(self, passes: Passes) -> list[Tensor]:
-        """Return the Fisher information as it travels."""
+        """Return the Fisher information as it travels: the diagonal (P,)."""
+        return [diagonal(passes).float()]
 
 
 def told_diagonal(sent: Informed) -> Tensor:
@@ -226,8 +232,3 @@ def told_diagonal(sent: Informed) -> Tensor:
             "client"
         )
     return found
-
-
-def with_parameters(layout: Layout) -> list[Layer]:
-    """Return the layers that have trainable parameters."""
-    return [layer for layer in layout.layers if layer.params]

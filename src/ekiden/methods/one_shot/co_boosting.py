@@ -153,12 +153,9 @@ class CoBoosting(DistillingMethod):
         """Return a new generator's samples with the smallest loss, and the classes that they were
         made for.
         """
-        draw = fed.generator("synthesis")
-        device = next(student.parameters()).device
-        generator, z = self.drawn(fed, draw, device)
+        draw, generator, z = self.drawn(fed, student)
         labels = torch.randint(fed.layout.classes, (self.distill_batch_size,), generator=draw)
-        wanted = labels.to(device)
-        student.eval()
+        wanted = labels.to(z.device)
 
         def loss_of(raw: Tensor) -> Tensor:
             with fed.autocast():
@@ -172,9 +169,6 @@ class CoBoosting(DistillingMethod):
         made = synthesise(
             fed, generator, z, self.steps_per_batch, self.generator_lr, loss_of, _CLIP
         )
-        # each sample also passes through the generator and the student
-        samples = self.steps_per_batch * self.distill_batch_size * (len(teacher.members) + 2)
-        fed.work.add(Work(samples, samples))
         return made, labels
 
     def reweighed(

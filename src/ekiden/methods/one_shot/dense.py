@@ -106,12 +106,9 @@ class DENSE(DistillingMethod):
 
     def synthesise(self, fed: Fed, teacher: EnsembleModel, student: nn.Module) -> Tensor:
         """Return the samples with the smallest loss over all steps of a new generator."""
-        draw = fed.generator("synthesis")
-        device = next(student.parameters()).device
-        generator, z = self.drawn(fed, draw, device)
-        wanted = fed.task.drawn(self.distill_batch_size, fed.layout.classes, draw).to(device)
+        draw, generator, z = self.drawn(fed, student)
+        wanted = fed.task.drawn(self.distill_batch_size, fed.layout.classes, draw).to(z.device)
         statistics = Statistics(teacher)
-        student.eval()
 
         def loss_of(raw: Tensor) -> Tensor:
             statistics.terms.clear()
@@ -125,9 +122,6 @@ class DENSE(DistillingMethod):
 
         made = synthesise(fed, generator, z, self.steps_per_batch, self.generator_lr, loss_of)
         statistics.close()
-        # each sample also passes through the generator and the student
-        samples = self.steps_per_batch * self.distill_batch_size * (len(teacher.members) + 2)
-        fed.work.add(Work(samples, samples))
         return made
 
 

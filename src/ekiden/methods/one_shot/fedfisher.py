@@ -12,12 +12,11 @@ from torch import Tensor
 from ekiden.authoring import Count, Positive, Size, Weights
 from ekiden.core.training.weights import Layer, Layout
 from ekiden.methods.blocks.combining import Init
-from ekiden.methods.one_shot.average import FisherMethod, Informed, told_diagonal, with_parameters
+from ekiden.methods.one_shot.average import FisherMethod, Informed, told_diagonal
 from ekiden.methods.one_shot.blocks.curvature import (
     Factors,
     Labels,
     Passes,
-    diagonal,
     halves,
     note_averaged,
     shares,
@@ -75,13 +74,13 @@ class FedFisher(FisherMethod):
     def layers(self, layout: Layout) -> Sequence[Layer]:
         """Return all that have parameters, or the linear and convolutional ones."""
         if self.curvature == "diagonal":
-            return with_parameters(layout)
+            return super().layers(layout)
         return layout.dense
 
     def measured(self, passes: Passes) -> list[Tensor]:
         """Return the diagonal (P,), or the halves of A and B for each layer."""
         if self.curvature == "diagonal":
-            return [diagonal(passes).float()]
+            return super().measured(passes)
         return halves(passes)
 
     def merge(self, sent: Sequence[Informed], layout: Layout) -> Weights:

@@ -344,5 +344,5 @@ class Vote(nn.Module):
         # log-odds of "unknown", which unlike its probability do not saturate at 1
         unknown = answers[:, :, -1] - answers[:, :, :-1].logsumexp(2)
         order = unknown.sort(stable=True, dim=0).indices[: self.voters]
-        chosen = answers.log_softmax(2).gather(0, order[..., None].expand(-1, -1, answers.shape[2]))
+        chosen = answers.log_softmax(2).take_along_dim(order[..., None], 0)
         return chosen.logsumexp(0)[:, :-1]

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from ekiden.authoring import Count, Positive, Size, Weights
-from ekiden.core.training.weights import Layer, Layout
+from ekiden.core.training.weights import Layout
 from ekiden.methods.blocks.combining import Init
-from ekiden.methods.one_shot.average import FisherMethod, Informed, told_diagonal, with_parameters
-from ekiden.methods.one_shot.blocks.curvature import Labels, Passes, diagonal, shares
+from ekiden.methods.one_shot.average import FisherMethod, Informed, told_diagonal
+from ekiden.methods.one_shot.blocks.curvature import Labels, shares
 
 
 @dataclass(frozen=True)
@@ -49,14 +48,6 @@ class FisherMerging(FisherMethod):
     """p_k: 1/N, or n_k/n"""
     init: Init = "same"
     """initial models: the same for all clients, or a different one for each"""
-
-    def layers(self, layout: Layout) -> Sequence[Layer]:
-        """Return all that have parameters."""
-        return with_parameters(layout)
-
-    def measured(self, passes: Passes) -> list[Tensor]:
-        """Return the diagonal (P,)."""
-        return [diagonal(passes).float()]
 
     def merge(self, sent: Sequence[Informed], layout: Layout) -> Weights:
         """Return Σ p_k F_k W_k / Σ p_k F_k."""

@@ -78,9 +78,7 @@ class LSS(RobustMethod):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
             model = shared.at_server(fed, s.model)
-            chosen = self.drawn(fed)
-            asked = {k: fed.call(self.train, k, model, s.step) for k in chosen}
-            s = s.next(model=self.combined(fed, asked, model))
+            s = s.next(model=self.averaged(fed, model, s.step))
             yield s
 
     @on_client(gives="model")
@@ -99,10 +97,6 @@ class LSS(RobustMethod):
             )
             pool.append(trained)
         return shared.Reply.of(client, mean(pool), self.weighting)
-
-    def cost(self, clients: int, model: int) -> int:
-        """T·m·(2M + 8), as FedAvg: the pool stays at its client."""
-        return self.replies(clients) * (2 * model + 8)
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,7 @@ class MOON(shared.RobustMethod):
     def run(self, fed: Fed, s: State) -> Iterator[State]:
         while s.step < self.rounds:
             model = shared.at_server(fed, s.model)
-            asked = {k: fed.call(self.train, k, model, s.step) for k in self.drawn(fed)}
-            target = self.combined(fed, asked, model)
+            target = self.averaged(fed, model, s.step)
             s = s.next(model=shared.server_step(model, target, self.server_lr))
             yield s
 
@@ -101,10 +100,6 @@ class MOON(shared.RobustMethod):
             return base
         positive, *negatives = (as_split(client.network(model)) for model in (received, *previous))
         return ContrastiveLoss(positive, negatives, self.mu, self.temperature, base)
-
-    def cost(self, clients: int, model: int) -> int:
-        """T·m·(2M + 8), as FedAvg: earlier models stay at their clients."""
-        return self.replies(clients) * (2 * model + 8)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Moments:
         weight = head.weight * self.scale
         if self.rule:
             weight = weight - weight.mean(1, keepdim=True)
-        return torch.cat([weight, (head.bias - weight @ self.mean)[:, None]], 1)
+        return torch.column_stack([weight, head.bias - weight @ self.mean])
 
 
 def moments(sums: AnySums, unit: int = 1) -> Moments:

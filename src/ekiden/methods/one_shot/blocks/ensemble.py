@@ -14,7 +14,17 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.optim.adam import adam
 
-from ekiden.authoring import INITIAL, Client, Fed, Method, State, UserError, Weights, on_client
+from ekiden.authoring import (
+    INITIAL,
+    Client,
+    Fed,
+    Method,
+    State,
+    UserError,
+    Weights,
+    Work,
+    on_client,
+)
 from ekiden.core.base.settings import seeded
 from ekiden.core.engine import wire
 from ekiden.core.training import frozen
@@ -163,6 +173,7 @@ class DistillingMethod(Method):
 
     epochs: int
     distill_epochs: int
+    steps_per_batch: int
     distill_batch_size: int
     noise: int
     generator_width: int
@@ -184,6 +195,9 @@ class DistillingMethod(Method):
             network = Network(module, next(module.parameters()).device)
             momentum = s.momentum.to(network.params.device, copy=True)
             s = self.epoch(fed, s, members, network, momentum)
+            # each sample also passes through the generator and the student
+            made = self.steps_per_batch * self.distill_batch_size * (len(members) + 2)
+            fed.work.add(Work(made, made))
             model, momentum = wire.placed((network.weights(), momentum), torch.device("cpu"))
             s = s.next(model=model, momentum=momentum)
             yield s
@@ -232,13 +246,16 @@ class DistillingMethod(Method):
                 student.params.add_(momentum, alpha=-lr)
         student.module.eval()
 
-    def drawn(
-        self, fed: Fed, draw: Generator, device: torch.device
-    ) -> tuple[SampleGenerator, Tensor]:
-        """Return a new generator and its input z (b, noise), which learns too."""
+    def drawn(self, fed: Fed, student: nn.Module) -> tuple[Generator, SampleGenerator, Tensor]:
+        """Return what draws, a new generator, and its input z (b, noise), which learns too; from
+        now on the student is in evaluation mode.
+        """
+        student.eval()
+        draw = fed.generator("synthesis")
+        device = next(student.parameters()).device
         made = SampleGenerator(fed.shape, self.noise, self.generator_width, draw).to(device)
         z = torch.randn(self.distill_batch_size, self.noise, generator=draw)
-        return made, z.to(device).requires_grad_()
+        return draw, made, z.to(device).requires_grad_()
 
     def steps(self, clients: int) -> int:
         """Return one step for the models and one for each epoch of distillation."""
