@@ -17,7 +17,7 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 # lowers another number. The aim is 440,000 in all.
 BUDGET = {
     "core": 89_840,
-    "methods": 113_140,
+    "methods": 112_330,
     "readers": 55_500,
     "care": 12_590,
     "clinic": 22_590,
