@@ -4,7 +4,6 @@ something is wrong."""
 import errno
 import io
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -513,24 +512,6 @@ def test_tuning_needs_validation_data(refused: Call) -> None:
         "no validation samples, which choose settings and recalibrate: run with --val-fraction 0.1"
         in refused("run", "fedseq", "--tune", "--val-fraction", "0")
     )
-
-
-def test_output_that_nobody_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A reader that has gone is not an error; a full disk is one, reported in one line."""
-    ours, theirs = os.pipe()
-    os.close(ours)
-    monkeypatch.setattr(sys, "argv", ["ekiden", "--version"])
-    for file, code, said in (
-        (theirs, 141, ""),
-        ("/dev/full", 2, "ekiden: cannot read or write the output: No space left on device\n"),
-    ):
-        with open(file, "w") as out, monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", out)
-            with pytest.raises(SystemExit) as stop:
-                main()
-        assert (stop.value.code, capfd.readouterr().err) == (code, said)
 
 
 def test_a_folder_that_may_not_be_read(refused: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,3 +32,7 @@ def drawn(mean: float, std: float, n: int = 90, seed: int = 0) -> pandas.DataFra
     return pandas.DataFrame(
         {"v": mean + std * rng.normal(size=n), "label": [("a", "b")[k % 2] for k in range(n)]}
     )
+
+
+def labelled(label: list[Any]) -> pandas.DataFrame:
+    return pandas.DataFrame({"v": np.arange(len(label)) / 3, "label": label})

@@ -1,7 +1,6 @@
 """Labels that leave open what they are, that do not vary, or that are spelled in two ways; and the
 commonest class."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,12 @@ from ekiden.core.tasks import MultiLabel, Regression
 from ekiden.data import FederatedData, federate, from_tensors, load, split
 from ekiden.methods import FedAvg
 from ekiden.readers.targets import with_labels_of
+from tests.readers.one_column import labelled
 
 DRAW = torch.Generator().manual_seed(0)
 
 pytestmark = pytest.mark.usefixtures("no_data")
 ASKS = r"different whole numbers: use task='regression' if .*, or task='classification' if"
-
-
-def labelled(label: list[Any]) -> pandas.DataFrame:
-    return pandas.DataFrame({"v": np.arange(len(label)) / 3, "label": label})
 
 
 @pytest.mark.parametrize(
@@ -217,39 +213,6 @@ def test_the_commonest_class_stands_next_to_the_accuracy() -> None:
     result = ekiden.run(FedAvg(rounds=1, epochs=1), several, nn.Linear(4, 2))
     held = several.dataset.test.y
     assert result.majority == pytest.approx(float(torch.stack([held[:, 0], 1 - held[:, 1]]).mean()))
-
-
-def test_the_commonest_class_stands_next_to_every_printed_accuracy(
-    tmp_path: Path, command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    labelled(["a", "a", "a", "b"] * 30).to_csv(tmp_path / "t.csv", index=False)
-    code, said = command(
-        *(
-            "run",
-            "fedavg",
-            "--rounds",
-            "1",
-            "--epochs",
-            "1",
-            "--data",
-            "t.csv",
-            "--partition",
-            "iid",
-            "--clients",
-            "2",
-        )
-    )
-    assert code == 0, said
-    assert "majority guess" in said
-    assert "75.00" in said
-    run = str(next((tmp_path / "runs").iterdir()))
-    assert "always giving the commonest class: 75.00 % accuracy" in command("show", run)[1]
-    assert "75.00" in command("compare", run)[1]
-    assert "| accuracy of always giving the commonest class | 0.7500 |" in command("card", run)[1]
-    code, said = command("report", run, "-o", "page")
-    assert code == 0, said
-    assert "Always giving the commonest class: " in (tmp_path / "page" / "index.html").read_text()
 
 
 @pytest.mark.filterwarnings("ignore:.* the same as the label")

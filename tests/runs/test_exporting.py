@@ -26,7 +26,6 @@ from ekiden import (
     split,
 )
 from ekiden.core import models
-from ekiden.core.engine.folder import read_lines
 from ekiden.core.tasks import Regression
 from ekiden.data import ClientData, Dataset, Iid, Samples, Subset
 from ekiden.lab.conformance.small_runs import Tiny
@@ -36,13 +35,10 @@ from ekiden.runs import exporting
 from ekiden.runs.card import card
 from ekiden.runs.exporting import export
 from ekiden.runs.predictions import Answers, predict
+from tests.runs.predicted import reported
 
 pytestmark = pytest.mark.xdist_group("export")  # what exports need takes seconds to import
 Command = Callable[..., tuple[int, str]]
-
-
-def reported(folder: Path) -> float:
-    return float(read_lines(folder / "metrics.jsonl")[-1]["accuracy"])
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ekiden import Training, federate, load, load_model, run
+from ekiden import load, load_model, run
 from ekiden.core.engine.folder import read_lines
 from ekiden.core.tasks import MultiLabel, Regression, Task
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Samples, Subset, split
@@ -21,12 +21,9 @@ from ekiden.methods import FedAvg, FedSeq, Local
 from ekiden.readers.kinds import of_tensor
 from ekiden.runs.batches import SampleReader
 from ekiden.runs.predictions import Answers, predict
+from tests.runs.predicted import reported
 
 Command = Callable[..., tuple[int, str]]
-
-
-def reported(folder: Path) -> float:
-    return float(read_lines(folder / "metrics.jsonl")[-1]["accuracy"])
 
 
 def test_pictures_of_any_size_and_mode_are_seen_as_in_training(
@@ -261,99 +258,6 @@ def test_texts_are_read_from_files_and_tables(
     )
 
 
-class Pixels(torch.nn.Module):
-    """Three classes for each pixel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = torch.nn.Conv2d(1, 4, 3, padding=1)
-        self.head = torch.nn.Conv2d(4, 3, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.features(x).relu())  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def segmented(tmp_path: Path) -> Path:
-    """A finished run that tells dark, grey and bright pixels apart, its network, and its test
-    images."""
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 256, (60, 1, 6, 6), generator=draw, dtype=torch.uint8)
-    y = x[:, 0].long() // 86
-    silos = federate(
-        [(x[:20], y[:20]), (x[20:40], y[20:40])], test=(x[40:], y[40:]), task="segmentation"
-    )
-    training = Training(lr=2e-2, batch_size=4)
-    done = run(FedSeq(epochs=20), silos, Pixels(), training=training, folder=tmp_path / "run")
-    assert done.score > 0.5
-    np.savez(tmp_path / "images.npz", x=x[40:].numpy(), y=y[40:].numpy())
-    (tmp_path / "net.py").write_text("from tests.runs.test_predictions import Pixels as pixels\n")
-    return tmp_path
-
-
-def test_a_segmentation_gives_a_mask_for_each_image(segmented: Path, command: Command) -> None:
-    run_folder, out = segmented / "run", segmented / "masks"
-    typed = (
-        "predict",
-        str(run_folder),
-        str(segmented / "images.npz"),
-        "--network",
-        f"{segmented / 'net.py'}:pixels",
-    )
-    code, said = command(*typed, "-o", str(out))
-    assert code == 0, said
-    table = pd.read_csv(out / "masks.csv")
-    truth = np.load(segmented / "images.npz")["y"]
-    masks = np.stack([np.array(Image.open(out / name)) for name in table["mask"]])
-    assert (masks == truth).mean() == pytest.approx(reported(run_folder), abs=1e-6)
-    assert table.row.tolist() == list(range(20))
-    shares = table.filter(like="share_").to_numpy()
-    assert np.allclose(
-        shares, [[(mask == k).mean() for k in range(3)] for mask in masks], atol=1e-6
-    )
-    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
-    code, said = command(*typed, "-o", str(out))
-    assert (code, said) == (2, f"ekiden: {out} exists: choose another name, or add --overwrite\n")
-    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
-    code, said = command(*typed, "-o", str(out), "--overwrite")
-    assert code == 0, said
-    (out / "mine.txt").write_text("keep me")  # then it is not ours alone to replace
-    code, said = command(*typed, "-o", str(out), "--overwrite")
-    assert (code, said) == (2, f"ekiden: {out} exists: choose another name\n")
-
-
-@pytest.mark.parametrize("out", ["-", "masks.csv"])
-def test_masks_need_a_folder(
-    out: str, segmented: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(segmented)
-    typed = ("predict", "run", "images.npz", "--network", "net.py:pixels", "-o", out)
-    assert command(*typed) == (
-        2,
-        "ekiden: a segmentation gives a mask for each image: name a folder for them by -o FOLDER\n",
-    )
-
-
-def test_a_broken_image_leaves_no_folder_of_masks(segmented: Path, command: Command) -> None:
-    (segmented / "pictures").mkdir()
-    Image.new("L", (6, 6)).save(segmented / "pictures" / "a.png")
-    (segmented / "pictures" / "b.png").write_text("no image")
-    before = sorted(segmented.iterdir())
-    network = f"{segmented / 'net.py'}:pixels"
-    code, said = command(
-        "predict",
-        str(segmented / "run"),
-        str(segmented / "pictures"),
-        "--network",
-        network,
-        "-o",
-        f"{segmented}/out",
-    )
-    assert (code, said.count("\n")) == (2, 1)
-    assert "b.png cannot be decoded" in said
-    assert sorted(segmented.iterdir()) == before
-
-
 def test_arrays_in_npz_and_safetensors_are_read_as_in_training(
     run_on_digits: Path, tmp_path: Path, command: Command
 ) -> None:
@@ -439,44 +343,3 @@ def dicom(path: Path, value: int) -> None:
     made.PixelRepresentation, made.PhotometricInterpretation = 0, "MONOCHROME2"
     made.PixelData = np.full((8, 8), value, dtype=np.uint16).tobytes()
     made.save_as(path)
-
-
-def test_a_threshold_decides_between_two_classes(tmp_path: Path, command: Command) -> None:
-    draw = torch.Generator().manual_seed(2)
-    y = torch.arange(80) % 4 == 0
-    x = torch.randn(80, 2, generator=draw) + y[:, None]
-    pair = (x, y.long())
-    result = run("glm", federate([pair], tests=[pair]), folder=tmp_path / "run", metric="auroc")
-    np.save(tmp_path / "x.npy", x.numpy())
-    youden = next(t for t in result.metrics[-1]["figures"]["thresholds"] if t["rule"] == "Youden")
-    for given, at in (("youden", youden["threshold"]), ("0.2", 0.2), ("", 0.5)):
-        flags = ["--threshold", given] if given else []
-        code, said = command(
-            "predict",
-            str(tmp_path / "run"),
-            str(tmp_path / "x.npy"),
-            "-o",
-            str(tmp_path / "o.csv"),
-            "--overwrite",
-            *flags,
-        )
-        assert code == 0, said
-        found = pd.read_csv(tmp_path / "o.csv")
-        assert (found.prediction == (found.probability_1 >= at)).all()
-        assert (f"from a probability of {at:.6g} on" in said) == bool(given)
-        if given == "youden":
-            assert found.prediction[y.numpy()].mean() == pytest.approx(youden["sensitivity"])
-    for given, line in (
-        ("best", "unknown threshold 'best'"),
-        ("1.5", "is not a share"),
-        ("nan", "is not a share"),
-    ):
-        code, said = command(
-            "predict", str(tmp_path / "run"), str(tmp_path / "x.npy"), "--threshold", given
-        )
-        assert code == 2
-        assert line in said
-    code, said = command("card", str(tmp_path / "run"))
-    assert f"| Youden | {youden['threshold']:.4g} | {youden['sensitivity']:.3f} |" in said
-    low, high = result.metrics[-1]["figures"]["intervals"]["auroc"]
-    assert f"| {low:.4f} to {high:.4f} |" in said

@@ -7,11 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ekiden.cli.app import call
-from ekiden.silos import supernode
 from ekiden.silos.silo import connection
 from ekiden.silos.silo.connection import Connection
-from tests.silos.fakes import silo_file
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
 REQUEST = httpx.Request("POST", "https://link.example.org:8000/v1/fleet/pull-messages")
@@ -76,17 +73,3 @@ def test_a_silo_that_heard_nothing_for_a_while_is_not_connected() -> None:
 def test_a_damaged_note_is_of_a_silo_that_is_not_connected(text: str, tmp_path: Path) -> None:
     (tmp_path / connection.FILE).write_bytes(text.encode("latin-1"))
     assert connection.health(tmp_path) == (False, "not connected yet")
-
-
-def test_status_says_what_waits_and_what_was_spent(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = silo_file(tmp_path, "client-0", "[limits]\nepsilon = 3.0\n")
-    call(["silo", "status", str(file.path)])
-    said = capsys.readouterr().out
-    assert f"not started: `ekiden silo start {file.path}`" in said.replace("\n", "")
-    assert "models measured: epsilon 0 of 8" in said
-    assert "privacy spent: epsilon 0 of 3" in said
-    with supernode.alone(file):
-        call(["silo", "status", str(file.path), "--json"])
-    assert '"state": "not connected yet"' in capsys.readouterr().out

@@ -52,17 +52,6 @@ def test_the_evil_file_does_run_where_the_user_types_its_name(home: Path, comman
     assert (home / "marker").read_text() == "ran"
 
 
-def test_only_the_command_line_trusts() -> None:
-    source = Path(ekiden.__file__).parent
-    named = re.compile(r"outside\.trust|outside import .*trust|getattr\(outside")
-    calls = [
-        file.relative_to(source).parts[0]
-        for file in source.rglob("*.py")
-        if named.search(file.read_text())
-    ]
-    assert set(calls) == {"cli"}
-
-
 def test_a_text_in_python_and_a_file_of_settings_grant_nothing(
     home: Path, command: Command
 ) -> None:

@@ -1,7 +1,6 @@
 """A run folder that somebody else made: it does not move the cursor, hang a command, or run in a
 spreadsheet."""
 
-import io
 import json
 import os
 import re
@@ -11,10 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.table import Table
 
 from ekiden.cli.app import main
-from ekiden.cli.console import TableConsole
 from ekiden.lab.reporting.style import as_csv
 from tests.methods.test_fedgram import go, silos
 
@@ -44,19 +41,6 @@ def test_terminal_escapes_are_not_printed(
     out, err = capfd.readouterr()
     assert "owned" in out + err
     assert not set("\x1b\x07\x9b") & set(out + err)
-
-
-def test_a_terminal_still_gets_colours_of_our_own() -> None:
-    text = io.StringIO()
-    console = TableConsole(file=text, force_terminal=True, color_system="standard", markup=False)
-    console.print("a\x1b[2Jb", style="bold", highlight=False)
-    table = Table("name")
-    table.add_row("c\x1b[2Jd")
-    console.print(table)
-    assert "\x1b[1m" in text.getvalue()
-    assert "\x1b[2J" not in text.getvalue()
-    assert "a?[2Jb" in text.getvalue()
-    assert "c?[2J" in text.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -2,55 +2,21 @@
 right line."""
 
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ekiden import FederatedData, UserError, run
-from ekiden.cli import own
 from ekiden.core.base import outside
 from ekiden.lab import conformance
 from ekiden.lab.conformance import CHECKS, Check, Finding, check, line, rules
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedSeq, method_named
 from tests.lab.conformance.ridge import Ridge
+from tests.lab.conformance.written import GOOD, written
 
 ROOT = Path(__file__).parents[3]
-GOOD = '''
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-import torch
-from ekiden.authoring import Client, Count, Fed, Method, Size, State, Traits, Weights, mean, on_client
-
-memory = {}
-
-
-@dataclass(frozen=True)
-class Mine(Method):
-    """Each client trains the model that it receives and hands it on."""
-
-    epochs: Count = 20
-    """E, epochs at each client"""
-
-    def run(self, fed: Fed, s: State) -> Iterator[State]:
-        while s.step < len(fed.clients):
-            s = s.next(model=fed.call(self.train, fed.clients[s.step], s.model))
-            yield s
-
-    @on_client
-    def train(self, client: Client, model: Weights) -> Weights:
-        return client.fit(model, epochs=self.epochs)
-
-    def steps(self, clients: int) -> int:
-        return clients
-
-    def cost(self, clients: int, model: Size) -> int:
-        return (clients - 1) * model
-'''
 CALL = "s = s.next(model=fed.call(self.train, fed.clients[s.step], s.model))\n"
 FIT = "return client.fit(model, epochs=self.epochs)\n"
 PROCESSES = rules.same_on_processes
@@ -195,21 +161,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-Command = Callable[..., tuple[int, str]]
-
-
-def written(folder: Path, changes: dict[str, str]) -> str:
-    """The name of the method with these changes."""
-    text = GOOD
-    for old, new in changes.items():
-        assert old in text
-        text = text.replace(old, new)
-    (folder / "mine.py").write_text(text)
-    name = f"{folder / 'mine.py'}:Mine"
-    outside.trust(name)
-    return name
-
-
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_broken_method_is_caught_with_the_right_line(fault: str, folder: Path) -> None:
     changes, breaks, found = BROKEN[fault]
@@ -258,40 +209,6 @@ def test_what_follows_from_a_failure_is_not_told_again(folder: Path) -> None:
     assert not any(finding.tried for finding in findings[-3:])
 
 
-def test_the_command_says_what_holds_and_what_does_not(folder: Path, command: Command) -> None:
-    code, text = command("check", written(folder, {"(clients - 1) * model": "clients * model"}))
-    assert code == 2
-    assert f"BROKEN  {line(rules.ledger_equals_the_cost)}\n        found: 1212 bytes" in text
-    assert text.count("holds ") == len(CHECKS) - 2  # all but this one, and that it is published
-    assert "breaks 1 of 15 lines of the contract (listed above)" in text
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"(frozen=True)": ""}, line(rules.is_a_frozen_dataclass)),
-        ({"return clients\n": "return clients +\n"}, "SyntaxError"),
-        ({"Count, Fed": "Count, Feed"}, "ImportError"),
-    ],
-)
-def test_a_file_that_cannot_be_loaded_gets_a_line(
-    changes: dict[str, str], said: str, folder: Path, command: Command
-) -> None:
-    code, text = command("check", written(folder, changes))
-    assert code == 2
-    assert said in text
-    assert "Traceback" not in text
-
-
-def test_an_installed_method_is_checked_by_its_name(command: Command) -> None:
-    code, text = command("check", "local")
-    assert code == 0, text
-    assert line(rules.cites_its_source) in text
-    assert "local keeps the contract" in text
-    code, text = command("check", "fedsq")
-    assert (code, "did you mean 'fedseq'" in text) == (2, True)
-
-
 def test_the_guide_s_method_runs_and_keeps_the_contract(folder: Path) -> None:
     text = (ROOT / "docs" / "own.md").read_text(encoding="utf-8")
     (block,) = [
@@ -305,50 +222,6 @@ def test_the_guide_s_method_runs_and_keeps_the_contract(folder: Path) -> None:
         method_named("mine.py:HalfSeq"), checks=[one for one in CHECKS if one is not PROCESSES]
     )
     assert [finding for finding in findings if not finding.holds] == []
-
-
-def test_a_new_method_runs_and_keeps_the_contract(folder: Path, command: Command) -> None:
-    code, text = command("new", "method", "half-seq")
-    assert code == 0, text
-    assert sorted(path.name for path in folder.glob("*half*")) == [
-        "half_seq.md",
-        "half_seq.py",
-        "test_half_seq.py",
-    ]
-    code, text = command("check", "half_seq.py:HalfSeq")
-    assert code == 0, text
-    before = (folder / "half_seq.py").read_bytes()
-    code, text = command("new", "method", "HalfSeq")
-    assert (code, "exists already" in text) == (2, True)
-    assert (folder / "half_seq.py").read_bytes() == before
-    (folder / "half_seq.py").unlink()
-    assert command("new", "method", "HalfSeq")[0] == 2
-    assert not (folder / "half_seq.py").exists(), (
-        "nothing is written where one of the files is there"
-    )
-
-
-def test_the_test_of_a_new_method_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own.write(folder, "QuickSeq")
-    monkeypatch.syspath_prepend(str(folder))
-    names: dict[str, object] = {"__name__": "test_quick_seq"}
-    exec(compile((folder / "test_quick_seq.py").read_text(), "test_quick_seq.py", "exec"), names)
-    try:
-        tests = [
-            value for name, value in names.items() if name.startswith("test_") and callable(value)
-        ]
-        assert len(tests) == 3
-        for test in tests:
-            test()
-    finally:
-        sys.modules.pop("quick_seq", None)
-
-
-@pytest.mark.parametrize("name", ["torch", "class", "3d", "a b", "../x", "half.seq", "é"])
-def test_names_that_no_file_can_have(name: str, folder: Path) -> None:
-    with pytest.raises(UserError, match="choose a"):
-        own.write(folder, name)
-    assert not list(folder.glob("*.py"))
 
 
 def test_a_missing_annotation_is_refused_by_a_run_at_once(

@@ -42,10 +42,10 @@ from tests.silos.fakes import (
     silo_file,
     with_keys,
 )
+from tests.silos.silo_files import TABLE, tables
 from tests.silos.test_session import far
 from tests.silos.test_silo import model as initial
 from tests.silos.test_silo import terms, with_recipe
-from tests.silos.test_silo_file import TABLE, tables
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

@@ -1,60 +1,12 @@
-"""Output fits the terminal, is plain when it is piped, and has no colours if NO_COLOR is set."""
+"""Tables fit the terminal, are plain when they are piped, and have no colours if NO_COLOR is set."""
 
 import io
 import re
-from collections.abc import Callable
 
 import pytest
 from rich.table import Table
 
 from ekiden.cli.console import TableConsole
-
-Command = Callable[..., tuple[int, str]]
-COMMANDS = (
-    "run fedelmy",
-    "run fedavg",
-    "export",
-    "sweep",
-    "evaluate",
-    "silo start",
-    "federation init",
-    "report",
-)
-
-
-@pytest.mark.parametrize("words", COMMANDS)
-@pytest.mark.parametrize("columns", [60, 80, 200])
-def test_help_fits_the_terminal(
-    words: str, columns: int, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    code, text = command(*words.split(), "--help")
-    lines = text.splitlines()
-    assert code == 0
-    assert max(len(line) for line in lines if " " in line.strip()) <= columns
-    assert not any(
-        sign in text for sign in ("\x1b", "│", "╭", "{None}", "(default: None)", "(default: )")
-    )
-    assert "\n\n\n" not in text
-
-
-def test_help_has_every_flag_once_with_its_help_and_default(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    _, text = command("run", "fedavg", "--help")
-    for flag in (
-        "--rounds INT",
-        "--lr FLOAT",
-        "--data STR",
-        "--seeds INT ...",
-        "--clients INT",
-        "--device STR",
-    ):
-        assert text.count(f"\n  {flag} ") == 1, flag
-    assert "  --rounds INT            T, rounds (default: 100)\n" in text
-    assert "Federated averaging" in text
-    assert "https://arxiv.org/abs/1602.05629" in text
 
 
 def shown(table: Table, width: int, terminal: bool) -> str:
@@ -123,3 +75,16 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert colours.search(shown(wide(), 120, terminal=True))
     monkeypatch.setenv("NO_COLOR", "1")
     assert not colours.search(shown(wide(), 120, terminal=True))
+
+
+def test_a_terminal_still_gets_colours_of_our_own() -> None:
+    text = io.StringIO()
+    console = TableConsole(file=text, force_terminal=True, color_system="standard", markup=False)
+    console.print("a\x1b[2Jb", style="bold", highlight=False)
+    table = Table("name")
+    table.add_row("c\x1b[2Jd")
+    console.print(table)
+    assert "\x1b[1m" in text.getvalue()
+    assert "\x1b[2J" not in text.getvalue()
+    assert "a?[2Jb" in text.getvalue()
+    assert "c?[2J" in text.getvalue()
