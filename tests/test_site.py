@@ -159,7 +159,7 @@ def test_a_method_lists_its_hyperparameters_in_words(hooks: Any) -> None:
         "| `models` | S, models trained at each client | `5` | whole number, 1 or more |" in table
     )
     assert "`paper` or `released`" in table
-    assert hooks.words(Fraction) == "number, above 0 and at most 1"
+    assert hooks.words(Fraction) == "number, greater than 0 and at most 1"
     assert hooks.words(Count | None).startswith("none, or whole number")
     assert "ekiden run local" in hooks.settings(Local)
     seed = '<code><span title="ekiden.core.base.checks.CountOrZero">CountOrZero</span></code>'
@@ -172,7 +172,7 @@ def test_a_method_lists_its_hyperparameters_in_words(hooks: Any) -> None:
     )
     angle = '<span title="ekiden.core.base.checks.Range">Range</span>(least=0, most=180)]</code>'
     annotated = f'<code><span title="typing.Annotated">Annotated</span>[<span title="float">float</span>, {angle}'
-    assert hooks.spoken(annotated) == "<code>number, at least 0 and at most 180</code>"
+    assert hooks.spoken(annotated) == "<code>number, 0 or more and at most 180</code>"
     signature = '<div class="doc-signature highlight"><span class="n">lr</span>: <span class="n">Positive</span></div>'
     assert "</span>: number, greater than 0</div>" in hooks.spoken(signature)
     assert "on_step=lambda row: None," in hooks.signature(run)

@@ -96,7 +96,7 @@ def test_a_path_that_is_not_there_is_named_with_the_file(tmp_path: Path) -> None
         ),
         (
             GOOD + "val_fraction = 1\n",
-            "data.val_fraction 1 is out of range: it must be at least 0 and below 1",
+            "data.val_fraction 1 is out of range: it must be 0 or more and below 1",
         ),
         (
             GOOD + '[limits]\nmethods = "fedseq"\n',

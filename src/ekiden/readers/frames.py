@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ekiden.core.base.errors import UserError, counted, listed, row_text, tell
+from ekiden.core.base.errors import UserError, counted, first_line, listed, row_text, tell
 from ekiden.core.base.memory import limited
 from ekiden.readers.cells import DELIMITER, is_text
 from ekiden.readers.undecoded import composed, named_twice
@@ -60,7 +60,7 @@ def arrow(source: Any, what: str) -> Any:
             table = reader(source)
         except (pa.ArrowException, ValueError, TypeError) as error:
             raise UserError(
-                f"{what} cannot be read: {first(error)}; give columns of equal length, each with "
+                f"{what} cannot be read: {first_line(error)}; give columns of equal length, each with "
                 "values of one type, as by frame.astype(str)"
             ) from None
     metadata = table.schema.metadata
@@ -78,11 +78,6 @@ def seen(names: Iterable[str]) -> list[str]:
     around them.
     """
     return [name.strip(_UNSEEN) for name in composed(names)]
-
-
-def first(error: Exception) -> str:
-    """Return the first line of an error."""
-    return (str(error) or type(error).__name__).splitlines()[0][:160]
 
 
 def _of_columns(columns: dict[str, Any], what: str) -> Any:
@@ -169,7 +164,7 @@ def _file(path: Path) -> Any:
             raise UserError(f"{path} has no row: it needs a header and rows") from None
         kind = suffix.removeprefix(".").capitalize()
         raise UserError(
-            f"{path} cannot be read as {kind}, copy or write it again ({first(error)})"
+            f"{path} cannot be read as {kind}, copy or write it again ({first_line(error)})"
         ) from error
 
 

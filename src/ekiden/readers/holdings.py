@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from ekiden.core.base.errors import UserError, counted, listed, tell
+from ekiden.core.base.errors import UserError, counted, first_line, listed, tell
 from ekiden.core.base.files import read_text
 from ekiden.core.data.samples import ClientData, Samples, Subset
 from ekiden.core.tasks import LanguageModelling, inferred
@@ -575,7 +575,7 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
         owned = pa.table({name: found[name] for name in owners if name in found})
     except pa.ArrowInvalid as error:
         raise UserError(
-            f"groups, domains, subjects and times of {source} cannot be read: {frames.first(error)}"
+            f"groups, domains, subjects and times of {source} cannot be read: {first_line(error)}"
         ) from None
     cells = Cells(owned, source, reading.writing, owned.column_names)
     group, domain, subject = (columns.owners_of(owned, name, source, cells) for name in owners[:3])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ekiden.core.base import outside
 from ekiden.core.base.checks import checked
-from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.base.errors import UserError, first_line, unknown
 from ekiden.core.base.outside import require_extra
 from ekiden.core.data.augment import Augment
 from ekiden.core.data.samples import Dataset, FederatedData, Origin, coming_from
@@ -441,7 +441,7 @@ def _from_hub(name: str, spec: Named) -> tuple[Iterable[memoryview], Callable[[]
         parts = datasets.load_dataset(spec.hub, spec.config, split=splits)
     except Exception as error:  # from the network, the hub or the disk: any kind
         raise UserError(
-            f"cannot get {spec.hub!r} from the Hugging Face hub ({frames.first(error)}): {place}."
+            f"cannot get {spec.hub!r} from the Hugging Face hub ({first_line(error)}): {place}."
         ) from error
     where = f"the hub's {spec.hub}"
     tables = [frames.arrow(part, where) for part in parts]

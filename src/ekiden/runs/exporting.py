@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ekiden._version import __version__
 from ekiden.core.base.checks import plain
-from ekiden.core.base.errors import DataWarning, UserError
+from ekiden.core.base.errors import DataWarning, UserError, first_line
 from ekiden.core.base.files import disk_error, safetensors_chunks, write
 from ekiden.core.tasks import Classification, Regression, recorded
 from ekiden.core.training.frozen import fixed
@@ -351,7 +351,7 @@ def _traced(model: LoadedModel) -> Any:
             return torch.export.export(whole, examples, dynamic_shapes=shapes, strict=False)
         except Exception as error:
             raise UserError(
-                f"the network cannot be traced by torch.export ({_first(error)})"
+                f"the network cannot be traced by torch.export ({first_line(error)})"
             ) from error
 
 
@@ -426,7 +426,7 @@ def _onnx(model: LoadedModel, file: Path) -> Program:
             )
         except Exception as error:  # of an operator that ONNX lacks; all kinds
             raise UserError(
-                f"the network cannot be written as ONNX ({_first(error)}): use --to=pt2"
+                f"the network cannot be written as ONNX ({first_line(error)}): use --to=pt2"
             ) from error
         assert made is not None, "the dynamo exporter returns a program"
         if isinstance(table, Table):
@@ -525,10 +525,6 @@ def _problem(model: LoadedModel) -> str:
         "multi-label": "multi_label_classification",
     }
     return kinds.get(model.task.kind, model.task.kind)
-
-
-def _first(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
 @contextmanager

@@ -347,7 +347,7 @@ def in_memory(config: Mapping[str, Any]) -> str:
     if config["network"] is None:
         return f"its network ({config['recipe']['model']}) was made in Python"
     metric = config["task"].get("metric", "")
-    known = {one.name for one in task_of(config["task"]).metrics}
+    known = task_of(config["task"]).by_name()
     if not metric or metric in known or outside.is_file(metric):
         return ""
     return f"its metric ({metric}) is a function"

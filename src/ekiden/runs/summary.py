@@ -258,9 +258,10 @@ def metric_named(config: Mapping[str, Any], name: str) -> Metric:
     """Return a metric of a run's task. A metric of the user's own is known only by its name and
     direction.
     """
-    known = {metric.name: metric for metric in task_in(config).metrics}
     higher = bool(config["task"].get("higher", True))
-    return known.get(name) or Metric(name, _unmeasurable, higher=higher, share=False)
+    return task_in(config).by_name().get(name) or Metric(
+        name, _unmeasurable, higher=higher, share=False
+    )
 
 
 def _unmeasurable(scores: Scores) -> float:
@@ -293,8 +294,7 @@ def metric_of(run: Summary, key: str) -> Metric:
     """Return the metric that `value_of` gives for a key; means over clients are of the headline
     metric.
     """
-    known = {metric.name for metric in task_in(run.config).metrics}
-    if key in known:
+    if key in task_in(run.config).by_name():
         return metric_named(run.config, key)
     return headline(run)
 

@@ -20,7 +20,7 @@ from uuid import uuid4
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.base.errors import UserError, first_line, unknown
 from ekiden.core.base.files import is_held, path_of, write
 from ekiden.core.data.samples import said_in
 from ekiden.core.engine.drive import Row
@@ -359,9 +359,10 @@ class _Follower:
             yield
         except Exception as error:
             self._failed = True
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             log.warning(
-                "tracker %s failed and is left out; the run continues: %s", self._name, reason
+                "tracker %s failed and is left out; the run continues: %s",
+                self._name,
+                first_line(error),
             )
 
 

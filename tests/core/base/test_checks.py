@@ -111,7 +111,7 @@ def test_counts_of_methods_are_not_negative(kind: type[Method]) -> None:
         (lambda: Training(lr=-1), "lr -1 is out of range: it must be greater than 0"),
         (
             lambda: Training(momentum=1),
-            "momentum 1 is out of range: it must be at least 0 and below 1",
+            "momentum 1 is out of range: it must be 0 or more and below 1",
         ),
         (
             lambda: Training(std=(1.0, 0.0)),
@@ -125,7 +125,7 @@ def test_counts_of_methods_are_not_negative(kind: type[Method]) -> None:
             lambda: FedTasuki(recall=0.5, widen=0.5),
             "recall 0.5 is out of range: it must be with widen below 1",
         ),
-        (lambda: MAEcho(step=2), "step 2 is out of range: it must be above 0 and below 2"),
+        (lambda: MAEcho(step=2), "step 2 is out of range: it must be greater than 0 and below 2"),
         (
             lambda: Plan(Recipe("fedseq")),  # type: ignore[type-var]
             "method 'fedseq' is of the wrong type: it must be of type Method",

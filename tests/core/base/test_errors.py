@@ -17,6 +17,7 @@ from ekiden.core.base.errors import (
     UserError,
     command_line,
     counted,
+    first_line,
     nearest,
     warnings_as_lines,
 )
@@ -133,6 +134,18 @@ def test_a_flag_in_a_message_is_an_argument_of_a_public_function() -> None:
     for file in SOURCE.rglob("*.py"):
         if not str(file.relative_to(SOURCE)).startswith(ONLY_COMMANDS):
             assert {flag.replace("-", "_") for flag in flags_in(file)} <= known, file
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("\n no such layer\nadvice"), "no such layer"),
+        (RuntimeError(" "), "RuntimeError"),
+        (KeyError("x" * 400), "'" + "x" * 199),
+    ],
+)
+def test_a_message_repeats_one_line_of_an_error(error: Exception, said: str) -> None:
+    assert first_line(error) == said
 
 
 def test_one_is_singular_and_large_numbers_have_separators() -> None:

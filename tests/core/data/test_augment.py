@@ -245,7 +245,7 @@ def test_any_memory_format() -> None:
         ({"crop": -1}, "crop -1 is out of range: it must be 0 or more"),
         (
             {"rotation": -5.0},
-            r"rotation -5\.0 is out of range: it must be at least 0 and at most 180",
+            r"rotation -5\.0 is out of range: it must be 0 or more and at most 180",
         ),
         ({"rotation": 181.0}, r"rotation 181\.0 is out of range"),
         ({"rotation": math.nan}, "rotation nan is out of range"),

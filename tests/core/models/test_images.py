@@ -92,9 +92,9 @@ SMALL = (1, 16, 16)
 
 
 def test_a_wavelet_is_a_wave_under_a_gaussian_without_its_mean() -> None:
-    sigma, frequency, turn, side = 1.6, 0.375 * math.pi, 0.4, 24
+    sigma, frequency, turn, side = 1.6, 0.375 * math.pi, 3 * math.pi / 8, 24
     wide = 2 * sigma  # across
-    found = torch.fft.ifft2(images._wavelet((side, side), sigma, frequency, turn))
+    found = torch.fft.ifft2(images._wavelets((side, side), sigma, frequency)[3])
     places = torch.arange(-3 * side // 2, 3 * side // 2, dtype=torch.float64)
     y, x = places[:, None], places
     along, across = x * math.cos(turn) + y * math.sin(turn), y * math.cos(turn) - x * math.sin(turn)
@@ -113,7 +113,7 @@ def test_maps_are_averages_of_moduli() -> None:
     x = dead_leaves(3, SMALL)
     side = SMALL[1] + 8
     padded = torch.nn.functional.pad(x, (4, 4, 4, 4), mode="reflect").double()
-    kernel = torch.fft.ifft2(images._wavelet((side, side), 0.8, 0.75 * math.pi, 0.0))
+    kernel = torch.fft.ifft2(images._wavelets((side, side), 0.8, 0.75 * math.pi)[0])
     moved = torch.stack(
         [padded[:, 0].roll((a, b), (1, 2)) for a in range(side) for b in range(side)], -1
     )

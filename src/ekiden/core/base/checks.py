@@ -60,25 +60,21 @@ class Range:
         )
 
     def __str__(self) -> str:
-        if self.most is None and self.below is None:
-            if self.above is None:
-                return f"{self.least} or more"
-            return f"greater than {self.above}"
         words = {
-            "at least": self.least,
-            "above": self.above,
-            "at most": self.most,
-            "below": self.below,
+            f"{self.least} or more": self.least,
+            f"greater than {self.above}": self.above,
+            f"at most {self.most}": self.most,
+            f"below {self.below}": self.below,
         }
-        return " and ".join(f"{word} {end}" for word, end in words.items() if end is not None)
+        return " and ".join(text for text, end in words.items() if end is not None)
 
 
 Count = Annotated[int, Range(least=1)]  # 1, 2, 3, ...
 CountOrZero = Annotated[int, Range(least=0)]  # 0, 1, 2, ...
 Positive = Annotated[float, Range(above=0)]  # greater than 0
 NonNegative = Annotated[float, Range(least=0)]  # 0 or more
-Fraction = Annotated[float, Range(above=0, most=1)]  # above 0 and at most 1
-BelowOne = Annotated[float, Range(least=0, below=1)]  # at least 0 and below 1
+Fraction = Annotated[float, Range(above=0, most=1)]  # greater than 0 and at most 1
+BelowOne = Annotated[float, Range(least=0, below=1)]  # 0 or more and below 1
 
 
 class Mark(Enum):
@@ -202,7 +198,8 @@ def _check_fields(instance: Any) -> None:
 @cache
 def _fields_of(kind: Any) -> tuple[tuple[str, str, Any], ...]:
     """Return name, flag and annotation of each field of a class."""
-    hints, names = hints_of(kind), [field.name for field in fields(kind)]
+    names = (field.name for field in fields(kind))
+    hints = hints_of(kind)
     return tuple((name, kind._flag.format(name.replace("_", "-")), hints[name]) for name in names)
 
 
@@ -284,9 +281,9 @@ def _within(value: Any, kind: Any) -> Any:
     try:
         new = _as(value, kind.__origin__)
     except _Refused as refused:
-        raise _Refused(
-            refused.why, _names(kind) if refused.why == _WRONG_TYPE else refused.wanted
-        ) from None
+        if refused.why == _WRONG_TYPE:
+            refused.wanted = _names(kind)
+        raise
     for allowed in kind.__metadata__:
         if isinstance(allowed, Range) and new not in allowed:
             raise _Refused(_OUT_OF_RANGE, str(allowed))
@@ -303,10 +300,11 @@ def _one_of(value: Any, kinds: Sequence[Any]) -> Any:
             return _as(value, kind)
         except _Refused as refused:
             refusals.append(refused)
-    # If a type fits and its range does not, the range is the helpful message.
-    nearest = next((r for r in refusals if r.why == _OUT_OF_RANGE), refusals[0])
-    wanted = nearest.wanted if nearest.why == _OUT_OF_RANGE else " or ".join(map(_names, kinds))
-    raise _Refused(nearest.why, wanted)
+    for refusal in refusals:
+        # If a type fits and its range does not, the range is the helpful message.
+        if refusal.why == _OUT_OF_RANGE:
+            raise refusal
+    raise _Refused(refusals[0].why, " or ".join(map(_names, kinds)))
 
 
 def _names(kind: Any) -> str:

@@ -53,8 +53,12 @@ def _flag_for_reader(found: re.Match[str]) -> str:
         return found[0]
     value = _read(given or "None")
     if _COMMAND in os.environ:
-        words = value if isinstance(value, list) else [value]
-        return shlex.join([f"--{no or ''}{name}", *(str(w) for w in words if w is not None)])
+        words = [f"--{no or ''}{name}"]
+        if isinstance(value, list):
+            words += map(str, value)
+        elif value is not None:
+            words.append(str(value))
+        return shlex.join(words)
     argument = name.replace("-", "_")
     if no:
         return f"{argument}=False"
@@ -188,8 +192,16 @@ def nearest(name: str, known: Iterable[str], n: int, cutoff: float = 0.6) -> lis
     plain = re.sub(r"[- ]", "_", name.strip("-")).lower()
     meant = _MEANT.get(plain, _MEANT.get(plain.removesuffix("_column"), ""))
     found = [one for one in known if one.lstrip("-").replace("-", "_") == meant]
-    alike = get_close_matches(name.lower(), [one.lower() for one in known], n=n, cutoff=cutoff)
-    return found or [one for small in alike for one in known if one.lower() == small][:n]
+    small = {one.lower(): one for one in known}
+    return found or [small[one] for one in get_close_matches(name.lower(), small, n, cutoff)]
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error of another library says; its class if it says
+    nothing.
+    """
+    # some print a whole array, or a page of advice
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 @contextmanager

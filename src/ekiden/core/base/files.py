@@ -243,9 +243,8 @@ def for_csv(table: Any) -> Any:
     table = table.rename_columns(list(map(csv_cell, table.column_names)))
     for place, name in enumerate(table.column_names):
         if "string" in str(table.schema.types[place]):
-            cells = [
-                None if cell is None else csv_cell(cell) for cell in table.column(place).to_pylist()
-            ]
+            # None stays None: an empty cell, and not a text of no letters
+            cells = [cell and csv_cell(cell) for cell in table.column(place).to_pylist()]
             table = table.set_column(place, name, [cells])
     return table
 
@@ -271,7 +270,7 @@ def write(path: Path, chunks: Iterable[bytes | memoryview], *, sync: bool = True
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            written = sum(file.write(chunk) for chunk in chunks)
+            written = sum(map(file.write, chunks))
             if sync:
                 file.flush()
                 os.fsync(file.fileno())

@@ -10,7 +10,7 @@ by `ekiden.cli` alone; a test looks at the source for that.
 import hashlib
 import importlib.util
 import inspect
-import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -93,7 +93,7 @@ def load(name: str) -> Any:
     """Return what the Python file in PATH.py:NAME calls NAME."""
     path, attribute = _path(name), name.rpartition(":")[2]
     digest = _digest(path)
-    if digest not in _trusted() | _ALLOWED:
+    if digest not in _ALLOWED.union(_trusted()):
         raise UserError(
             f"{path} is code that was not run from here before, or that has changed since: read "
             f"it, then `ekiden trust {path}` if it may run"
@@ -170,10 +170,10 @@ def known_as(kind: type, group: Group) -> str | None:
     """Return the name that gives a class: an entry point of `group`, or PATH.py:NAME; None if there
     is none.
     """
-    own = f"{kind.__module__}:{kind.__qualname__}"
-    return next((point.name for point in _points(group) if point.value == own), None) or reference(
-        kind
-    )
+    for point in _points(group):
+        if point.value == f"{kind.__module__}:{kind.__qualname__}":
+            return point.name
+    return reference(kind)
 
 
 def digests(names: Sequence[str]) -> dict[str, str]:
@@ -192,9 +192,15 @@ def refuse_changed(code: Mapping[str, str]) -> None:
 
 def failure(path: Path, error: Exception) -> UserError:
     """Return one line about an error of the user's code."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
-    where = f"{path}, line {line}" if line else str(path)
+    line = None
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == str(path):
+            line = frame.lineno
+    # an error of syntax is in no frame
+    line = getattr(error, "lineno", line)
+    where = str(path)
+    if line:
+        where = f"{path}, line {line}"
     return UserError(f"{where}, fails: {type(error).__name__}: {error}")
 
 
@@ -249,20 +255,22 @@ def _digest_of(content: bytes) -> str:
 
 def _list() -> Path:
     """Return the file that lists the contents that the user has named."""
-    return Path(os.environ.get("EKIDEN_CACHE") or "~/.cache/ekiden").expanduser() / "trusted-code"
+    # it loads PyTorch, which most commands do not need
+    from ekiden.core.base.files import cache_folder
+
+    return cache_folder() / "trusted-code"
 
 
 def _noted(register: Path) -> list[tuple[str, str]]:
     """Return the digests that the user has named, each with the path of its file."""
     try:
-        lines = register.read_text(encoding="utf-8").splitlines()
+        return re.findall(r"^(\S+) (.+)$", register.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         return []
-    return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines]
 
 
-def _trusted() -> frozenset[str]:
-    return frozenset(digest for digest, _ in _noted(_list()))
+def _trusted() -> dict[str, str]:
+    return dict(_noted(_list()))
 
 
 def _module(path: Path, digest: str) -> ModuleType:

@@ -84,7 +84,7 @@ class Masked:
     @property
     def _terms(self) -> tuple[object, ...]:
         """What all parts of a sum have in common."""
-        sizes = [len(part) for part in self.numbers]
+        sizes = list(map(len, self.numbers))
         return self.form, self.bits, self.shared, self.sum, self.members, sizes
 
     def plus(self, other: "Masked") -> "Masked":
@@ -128,7 +128,7 @@ def wide(numbers: Tensor, bits: int) -> "np.ndarray[Any, Any]":
     if numbers.dtype != torch.uint8:
         return numbers.cpu().numpy().astype(f"<i{bits // 8}").view(f"<u{bits // 8}")
     parts = [unpack(part, bits) for part in torch.split(numbers.cpu(), BLOCK // 8 * bits)]
-    return (torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)).numpy().astype("<u4")
+    return torch.cat(parts).numpy().astype("<u4")
 
 
 def narrowed(words: "np.ndarray[Any, Any]", bits: int) -> Tensor:

@@ -144,13 +144,12 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
         )
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
     out = x.float()
-    if not any(mean) and all(s == 1 for s in std):
+    if not any(mean) and set(std) == {1}:
         if unit == 1:
             return out
         return out.div_(unit)
     shape = (-1, *[1] * (x.ndim - 2))
-    centre, spread = (
-        constant(values, torch.float64, x.device).view(shape) for values in (mean, std)
-    )
+    centre = constant(mean, torch.float64, x.device).view(shape)
+    spread = constant(std, torch.float64, x.device).view(shape)
     scale, offset = (1 / (unit * spread)).float(), (-centre / spread).float()
     return (out * scale if out is x else out.mul_(scale)).add_(offset)

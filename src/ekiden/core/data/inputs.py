@@ -124,7 +124,7 @@ class Inputs(Checked, ABC):
             wanted: what they become.
         """
         made = wanted.known or cls()
-        return joined(sides, [[made.encode_part(raw) for raw in side] for side in sides]), made
+        return joined(sides, [list(map(made.encode_part, side)) for side in sides]), made
 
     def encode_part(self, raw: Part, shape: tuple[int, ...] = (), notes: Any = None) -> Tensor:
         """Return the encoded samples of a part; the error names the one that cannot be encoded.

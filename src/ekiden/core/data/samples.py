@@ -62,14 +62,18 @@ class Origin(Checked):
         """
         values, usual = plain(self), plain(Origin())
         code = outside.digests((self.data, self.reading.get("sample_kind", "")))
-        return {k: v for k, v in values.items() if v != usual[k]} | ({"code": code} if code else {})
+        found = {k: v for k, v in values.items() if v != usual[k]}
+        if code:
+            found["code"] = code
+        return found
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> "Origin":
         """Return the origin that `to_json` wrote."""
-        outside.refuse_changed(values.get("code", {}))
+        given = dict(values)
+        outside.refuse_changed(given.pop("code", {}))
         with reading("where the data came from"):
-            return made(Origin, {name: value for name, value in values.items() if name != "code"})
+            return made(Origin, given)
 
 
 def said_in(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -144,9 +148,11 @@ class Samples:
 
     def taken(self, rows: Tensor) -> "Samples":
         """Return a copy of these rows."""
-        names = ("x", "y", "domain", "group", "subject", "time")
-        parts = ((name, getattr(self, name)) for name in names)
-        taken: dict[str, Any] = {name: part[rows] for name, part in parts if part is not None}
+        taken: dict[str, Any] = {}
+        for name in ("x", "y", "domain", "group", "subject", "time"):
+            part = getattr(self, name)
+            if part is not None:
+                taken[name] = part[rows]
         return replace(self, **taken)
 
 
@@ -226,9 +232,9 @@ class Dataset:
         """Return what methods can rely on; see `Method.needs`."""
         if self.inputs.ragged:
             return self.task.offers
-        return self.task.offers | (
-            {"numbers", "continuous"} if self.inputs.continuous else {"numbers"}
-        )
+        if self.inputs.continuous:
+            return self.task.offers | {"numbers", "continuous"}
+        return self.task.offers | {"numbers"}
 
     def strata(self, samples: Samples) -> Tensor:
         """Return a group (n,) int64 for each of some samples, by their labels; in classification,
@@ -291,7 +297,7 @@ class Subset:
         x = (self.samples.x[self.rows[:_VARIED]] + 0).numpy()
         columns = np.sort(np.ascontiguousarray(x.T), axis=1)
         values = 1 + (columns[:, 1:] != columns[:, :-1]).sum(1)
-        return len({row.tobytes() for row in x}), sum(map(log2, values.tolist()))
+        return len(set(map(bytes, x))), sum(map(log2, values.tolist()))
 
     def class_counts(self, classes: int) -> Tensor:
         """Return the number of samples of each class, (classes,)."""
@@ -338,9 +344,6 @@ class Clients(Sequence[ClientData]):
         if isinstance(numbers, int):
             return self.read(numbers)
         return tuple(map(self.read, numbers))
-
-    def __iter__(self) -> Iterator[ClientData]:
-        return map(self.read, range(len(self)))
 
 
 @dataclass(frozen=True)
@@ -406,7 +409,7 @@ class Shares:
         self._names = tuple(names)
         self._samples = (dataset.train, dataset.train, dataset.test)
         self._rows = [torch.from_numpy(np.concatenate(part)) for part in rows]
-        self._sizes = [[len(one) for one in part] for part in rows]
+        self._sizes = [list(map(len, part)) for part in rows]
         self._ends = [np.cumsum(sizes).tolist() for sizes in self._sizes]
 
     def clients(self) -> Clients:
@@ -492,8 +495,8 @@ class FederatedData:
             UserError: no client has such a name, or no client would be left.
         """
         for name in names:
-            if name not in (known := [client.name for client in self.clients]):
-                raise unknown("client", name, known)
+            if name not in self.sizes:
+                raise unknown("client", name, self.sizes)
         kept = [client for client in self.clients if client.name not in names]
         if not kept:
             raise UserError("no client would be left: name fewer")

@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 
 from ekiden.core import models
 from ekiden.core.base.checks import require
-from ekiden.core.base.errors import UserError
+from ekiden.core.base.errors import UserError, first_line
 from ekiden.core.base.files import Damaged, read_tensors
 from ekiden.core.base.settings import Hardware, derive, seeded
 from ekiden.core.data.inputs import Inputs
@@ -62,7 +62,7 @@ def why_unusable(device: str) -> str:
     try:
         torch.empty(0, device=torch.device(device))
     except (RuntimeError, AssertionError) as error:
-        return str(error).split("\n")[0]
+        return first_line(error)
     return ""
 
 
@@ -235,10 +235,9 @@ def check_model(worker: Worker, data: FederatedData) -> None:
         with torch.enable_grad():
             out = worker.network.module.eval()(x)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = str(error).split("\n")[0]
         raise UserError(
             f"the model cannot take samples of shape {dataset.shape} ({dataset.inputs.words}): "
-            f"{reason}; choose a model that takes them"
+            f"{first_line(error)}; choose a model that takes them"
         ) from None
     wanted = task.output_shape(x, y, dataset.outputs + extra)
     if not isinstance(out, torch.Tensor) or out.shape != wanted:

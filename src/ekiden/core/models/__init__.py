@@ -58,14 +58,25 @@ class Known:
             return f"images of at least {self.side}x{self.side} pixels"
         return self.takes
 
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        """Return whether it takes samples of this shape."""
+    def fits(self, shape: tuple[int, ...], inputs: Inputs | None = None) -> bool:
+        """Return whether it takes such samples of this shape."""
+        if self.build is linear:
+            return not isinstance(inputs, Tokenised)
+        if self.reads is not None:
+            return isinstance(inputs, self.reads)
+        if inputs is not None and not inputs.continuous:
+            return False
         if self.build is images.cnn_signal:
             return len(shape) in (1, 2) and shape[-1] >= images.SHORTEST
         return self.side == 0 or (len(shape) == 3 and min(shape[1:]) >= self.side)
 
 
+# Messages list what fits in this order, so what knows most of the samples comes first.
 _NETWORKS = {
+    "table_mlp": Known(table_mlp, "rows of a table", reads=TableRows),
+    "table_transformer": Known(table_transformer, "rows of a table", reads=TableRows),
+    "text_mean": Known(text_mean, "texts", reads=Tokenised),
+    "text_transformer": Known(text_transformer, "texts", reads=Tokenised),
     "mlp": Known(images.mlp, "numbers"),
     "linear": Known(linear, "numbers, rows of a table"),
     "mlp_ma_echo": Known(images.mlp_ma_echo, "numbers"),
@@ -79,10 +90,6 @@ _NETWORKS = {
     "vgg11": Known(images.vgg11, side=32),
     "scattering": Known(images.scattering, side=16),
     "cnn_signal": Known(images.cnn_signal, f"signals of {images.SHORTEST} values or more"),
-    "table_mlp": Known(table_mlp, "rows of a table", reads=TableRows),
-    "table_transformer": Known(table_transformer, "rows of a table", reads=TableRows),
-    "text_mean": Known(text_mean, "texts", reads=Tokenised),
-    "text_transformer": Known(text_transformer, "texts", reads=Tokenised),
     "unet": Known(images.unet, side=images.SMALLEST, pixels=True),
 }
 # The papers' networks for these data sets, except ResNet-18.
@@ -150,41 +157,27 @@ def build(
     check_name(name)
     if is_pretrained(name):
         return pretrained.build(name, shape, classes, inputs)
-    if name == "linear":
-        return linear(shape, classes, inputs)
     if name not in _NETWORKS:
         return _from_outside(name, shape, classes)
     known = _NETWORKS[name]
-    are = "images or arrays" if inputs is None else inputs.words
-    others = f"use --model with one of {', '.join(fitting(shape, inputs))}"
-    if known.reads is not None:
-        if isinstance(inputs, known.reads):
-            return known.build(inputs, classes)
-        raise UserError(f"{name} reads {known.takes}, but these samples are {are}: {others}")
-    if inputs is not None and not inputs.continuous:
-        raise UserError(f"{name} reads numbers, but these samples are {are}: {others}")
-    if not known.fits(shape):
+    if not known.fits(shape, inputs):
+        are = "images or arrays" if inputs is None else inputs.words
         larger = ", or larger images with --size" if len(shape) == 3 else ""
         raise UserError(
-            f"{name} needs {known.samples}, but these samples are {are}, of shape {shape}: "
-            f"{others}{larger}"
+            f"{name} needs {known.samples}, but these samples are {are}, of shape {shape}: use "
+            f"--model with one of {', '.join(fitting(shape, inputs))}{larger}"
         )
+    if name == "linear":
+        return linear(shape, classes, inputs)
+    if known.reads is not None:
+        return known.build(inputs, classes)
     return known.build(shape, classes)
 
 
 def fitting(shape: tuple[int, ...], inputs: Inputs | None = None) -> list[str]:
-    """Return the networks of the library that take such samples."""
-    found = [name for name, known in _NETWORKS.items() if _reads(known, inputs)]
-    if inputs is None or inputs.continuous:
-        plain = {n: known for n, known in _NETWORKS.items() if not (known.reads or known.pixels)}
-        return found + [name for name, known in plain.items() if known.fits(shape)]
-    if isinstance(inputs, TableRows):
-        return [*found, "linear"]
-    return found
-
-
-def _reads(known: Known, inputs: Inputs | None) -> bool:
-    return known.reads is not None and isinstance(inputs, known.reads)
+    """Return the networks of the library that take such samples and give one output for each."""
+    known = _NETWORKS.items()
+    return [name for name, one in known if one.fits(shape, inputs) and not one.pixels]
 
 
 def default_for(

@@ -16,7 +16,6 @@ from ekiden.core.models.split import SplitNetwork
 SHORTEST = 16
 """fewest values in time of a signal"""
 SMALLEST = 4  # fewest pixels of a side
-_WIDTHS = (16, 32, 64)
 
 
 class MaxPool(nn.MaxPool2d):
@@ -267,16 +266,16 @@ class _UNet(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        sizes = zip((channels, *_WIDTHS), _WIDTHS, strict=False)
-        self.down = nn.ModuleList(_block(inputs, outputs) for inputs, outputs in sizes)
-        pairs = zip(_WIDTHS[:0:-1], _WIDTHS[-2::-1], strict=True)
-        self.up = nn.ModuleList(_block(coarse + fine, fine) for coarse, fine in pairs)
+        self.down = nn.ModuleList([_block(channels, 16), _block(16, 32), _block(32, 64)])
+        self.up = nn.ModuleList([_block(64 + 32, 32), _block(32 + 16, 16)])
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, 16, H, W)."""
         scales: list[Tensor] = []
         for block in self.down:
-            x = block(F.max_pool2d(scales[-1], 2) if scales else x)
+            if scales:
+                x = F.max_pool2d(x, 2)
+            x = block(x)
             scales.append(x)
         for block, fine in zip(self.up, scales[-2::-1], strict=True):
             x = block(torch.cat([F.interpolate(x, size=fine.shape[2:]), fine], dim=1))
@@ -298,7 +297,7 @@ def unet(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     of Ronneberger et al. (MICCAI 2015, https://arxiv.org/abs/1505.04597), with fewer scales and
     channels.
     """
-    return SplitNetwork(_UNet(shape[0]), nn.Conv2d(_WIDTHS[0], classes, 1))
+    return SplitNetwork(_UNet(shape[0]), nn.Conv2d(16, classes, 1))
 
 
 class Channels(nn.Module):
@@ -335,7 +334,6 @@ _KEEP = 4  # most spatial frequencies in each direction
 _MOST = 2200  # most features
 _IMAGES = 300  # artificial images
 _REST = 0.2  # of the mean variance is added to each
-_PLACES = 16  # binary, to which whitening is rounded
 _MAPS = 1 + 2 * _TURNS + _TURNS**2
 
 
@@ -410,8 +408,9 @@ def _scattered(x: Tensor, keep: int) -> Tensor:
     parts = ((u[:, None], whole), (first, whole), (second, half), (both, half))
     maps = torch.cat([down @ part @ right.T for part, (down, right) in parts], 1)
     maps = F.group_norm(maps.reshape(len(x), -1, *maps.shape[-2:]), _GROUPS)
-    low = [_cosines(side, keep).to(u) for side in maps.shape[-2:]]
-    return (low[0] @ maps @ low[1].T).flatten(2).mT
+    rows, columns = maps.shape[-2:]
+    low = _cosines(rows, keep).to(u) @ maps @ _cosines(columns, keep).to(u).T
+    return low.flatten(2).mT
 
 
 def _modulus(z: Tensor) -> Tensor:
@@ -446,11 +445,10 @@ def _bank(sides: tuple[int, int]) -> tuple[Tensor, ...]:
     Everything after the first wavelets has half the resolution.
     """
     with torch.device("cpu"):
-        turns = [t * math.pi / _TURNS for t in range(_TURNS)]
-        fine = torch.stack([_wavelet(sides, 0.8, 0.75 * math.pi, turn) for turn in turns])
-        coarse = torch.stack([_wavelet(sides, 1.6, 0.375 * math.pi, turn) for turn in turns])
+        fine = _wavelets(sides, 0.8, 0.75 * math.pi)
+        coarse = _cut(_wavelets(sides, 1.6, 0.375 * math.pi)) / 4
         averages = [_average(side, step) for step in (1, 2) for side in sides]
-        return fine, _cut(coarse) / 4, *averages
+        return fine, coarse, *averages
 
 
 def _gaussian(
@@ -470,10 +468,15 @@ def _gaussian(
     return total
 
 
-def _wavelet(sides: tuple[int, int], sigma: float, frequency: float, turn: float) -> Tensor:
-    """Return the spectrum of a Morlet wavelet, which is 0 at frequency 0."""
-    wave, still = (_gaussian(sides, sigma, _TURNS / 4, turn, shift) for shift in (frequency, 0.0))
-    return wave - wave[0, 0] / still[0, 0] * still
+def _wavelets(sides: tuple[int, int], sigma: float, frequency: float) -> Tensor:
+    """Return (8, H, W), the spectra of Morlet wavelets in all directions; 0 at frequency 0."""
+    spectra = []
+    for number in range(_TURNS):
+        turn = number * math.pi / _TURNS
+        wave = _gaussian(sides, sigma, _TURNS / 4, turn, frequency)
+        still = _gaussian(sides, sigma, _TURNS / 4, turn, 0.0)
+        spectra.append(wave - wave[0, 0] / still[0, 0] * still)
+    return torch.stack(spectra)
 
 
 def _average(side: int, step: int) -> Tensor:
@@ -503,9 +506,12 @@ def _whitening(shape: tuple[int, ...], keep: int) -> tuple[Tensor, Tensor]:
     variances = covariance.diagonal(dim1=1, dim2=2)
     variances.add_(_REST * variances.mean(1, keepdim=True))
     whiten = torch.linalg.inv(torch.linalg.cholesky(covariance)).mT
-    # no -0
-    centre, whiten = ((t * 2**_PLACES).round() / 2**_PLACES + 0.0 for t in (maps.mean(0), whiten))
-    return centre.float(), whiten.float()
+    return _rounded(maps.mean(0)), _rounded(whiten)
+
+
+def _rounded(values: Tensor) -> Tensor:
+    """Return float32 of 16 binary places, without -0."""
+    return ((values * 2**16).round() / 2**16 + 0.0).float()
 
 
 def dead_leaves(count: int, shape: tuple[int, ...]) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ekiden.core.base.errors import UserError, listed
+from ekiden.core.base.errors import UserError, first_line, listed
 from ekiden.core.data.inputs import Inputs
 from ekiden.core.models.split import SplitNetwork
 from ekiden.core.models.tables_and_texts import Tokenised
@@ -270,9 +270,8 @@ def _loaded(auto: Any, source: str, options: dict[str, Any]) -> nn.Module:
             except TypeError:  # not every network has a pooling layer to leave out
                 network, about = auto.from_pretrained(name, **common)
         except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-            reason = str(error).strip().split("\n")[0]
             raise UserError(
-                f"--model hf:{source} cannot be read ({reason}): give a folder with config.json "
+                f"--model hf:{source} cannot be read ({first_line(error)}): give a folder with config.json "
                 "and model.safetensors, or the name of a network on the hub"
             ) from None
     # for these we take means and no pooling layer
@@ -328,9 +327,8 @@ def from_timm(source: str, shape: tuple[int, ...], classes: int) -> SplitNetwork
         with torch.random.fork_rng(devices=[]):
             backbone = timm.create_model(source, pretrained=True, num_classes=0, in_chans=shape[0])
     except Exception as error:  # errors of many kinds: unknown names, no connection
-        reason = str(error).strip().split("\n")[0]
         raise UserError(
-            f"--model timm:{source} cannot be made ({reason}): see timm.list_models()"
+            f"--model timm:{source} cannot be made ({first_line(error)}): see timm.list_models()"
         ) from None
     return SplitNetwork(backbone, nn.Linear(_width(backbone, shape, f"timm:{source}"), classes))
 
@@ -346,9 +344,8 @@ def _width(features: nn.Module, shape: tuple[int, ...], name: str) -> int:
         with torch.no_grad():
             return int(features.eval()(x).shape[1])
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = str(error).strip().split("\n")[0]
         raise UserError(
-            f"--model {name} cannot take samples of shape {shape}: {reason}; {_OTHER}"
+            f"--model {name} cannot take samples of shape {shape}: {first_line(error)}; {_OTHER}"
         ) from None
     finally:
         features.train(was_training)
@@ -365,8 +362,7 @@ def load_weights(module: nn.Module, file: Path) -> None:
         raise UserError(f"--pretrained: there is no file {file}") from None
     except (SafetensorError, OSError) as error:
         raise UserError(
-            f"--pretrained {file} is not a safetensors file, or is damaged "
-            f"({str(error).splitlines()[0]})"
+            f"--pretrained {file} is not a safetensors file, or is damaged ({first_line(error)})"
         ) from None
     own = module.state_dict()
     body, given = _without_head(own), _without_head(found)
@@ -404,6 +400,5 @@ def _tell(line: str) -> None:
 def missing(what: str, error: Exception, install: str) -> UserError:
     """One line about a package that cannot be imported."""
     return UserError(
-        f"--model {what} needs a package that does not load here ({str(error).splitlines()[0]}): "
-        f"{install}"
+        f"--model {what} needs a package that does not load here ({first_line(error)}): {install}"
     )

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from ekiden.core.base.errors import UserError
+from ekiden.core.base.errors import UserError, first_line
 from ekiden.core.base.settings import derive, seeded
 
 
@@ -81,17 +81,16 @@ def widen(module: nn.Module, extra: int) -> nn.Module:
     The classifier is what the module calls `head`, or the last linear layer in it.
     """
     path = "head" if isinstance(getattr(module, "head", None), nn.Module) else ""
-    layers = [
-        name
-        for name, part in module.get_submodule(path).named_modules()
-        if isinstance(part, nn.Linear)
-    ]
-    if not layers:
+    last = None
+    for name, part in module.get_submodule(path).named_modules():
+        if isinstance(part, nn.Linear):
+            last = name
+    if last is None:
         raise UserError(
             "this method adds outputs to the classifier: the model's last layer must be an "
             "nn.Linear"
         )
-    if name := ".".join(filter(None, (path, layers[-1]))):
+    if name := ".".join(filter(None, (path, last))):
         module.set_submodule(name, _wider(module.get_submodule(name), extra))
         return module
     return _wider(module, extra)
@@ -190,7 +189,8 @@ def freeze(module: nn.Module, part: Part) -> nn.Module:
                 f"--train last:{part}: the network has {len(found)} blocks before its head: choose "
                 "fewer"
             )
-        chosen += [member for block in found[-part:] for member in block]
+        for block in found[-part:]:
+            chosen += block
     if isinstance(part, Adapters):
         _adapt(module, head, part)
     for each in chosen:
@@ -204,13 +204,10 @@ def blocks(features: nn.Module) -> list[list[nn.Module]]:
     A list of modules, or a module with one child that has parameters, counts as its children. A
     part that has only vectors (a normalisation) belongs to the block before it.
     """
-    while (
-        len(inner := [c for c in features.children() if next(c.parameters(), None) is not None])
-        == 1
-    ):
-        if not any(True for _ in inner[0].children()):
-            break
+    inner = _with_parameters(features)
+    while len(inner) == 1 and list(inner[0].children()):
         features = inner[0]
+        inner = _with_parameters(features)
     found: list[list[nn.Module]] = []
     for child in _children(features):
         if found and all(p.dim() < 2 for p in child.parameters()):
@@ -220,9 +217,14 @@ def blocks(features: nn.Module) -> list[list[nn.Module]]:
     return found
 
 
+def _with_parameters(module: nn.Module) -> list[nn.Module]:
+    """Return the children that hold parameters."""
+    return [c for c in module.children() if next(c.parameters(), None) is not None]
+
+
 def _children(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
-        inner = [c for c in child.children() if next(c.parameters(), None) is not None]
+        inner = _with_parameters(child)
         own = next(child.parameters(recurse=False), None) is not None
         if isinstance(child, nn.ModuleList) or (
             len(inner) == 1 and not own and len(list(child.children())) == 1
@@ -257,7 +259,7 @@ def _adapt(module: nn.Module, head: nn.Module, part: Adapters) -> None:
             warnings.simplefilter("ignore")
             inject_adapter_in_model(config, module)
     except ValueError as error:
-        raise UserError(f"--train lora: {str(error).splitlines()[0]}") from None
+        raise UserError(f"--train lora: {first_line(error)}") from None
     module.requires_grad_(False)
     for name, inner in module.named_modules():
         if name.endswith((FIRST, SECOND)):
@@ -269,19 +271,19 @@ def _adapt(module: nn.Module, head: nn.Module, part: Adapters) -> None:
 
 
 def _targets(module: nn.Module, head: nn.Module, wanted: Sequence[str]) -> list[str]:
-    inside = {id(m) for m in head.modules()}
-    layers = {
-        name: m for name, m in module.named_modules() if id(m) not in inside and _adaptable(m)
-    }
+    inside = set(head.modules())
+    layers = {name: m for name, m in module.named_modules() if m not in inside and _adaptable(m)}
+    found: list[str] = []
+    for target in wanted:
+        called = [n for n in layers if f".{n}".endswith(f".{target}")]
+        if not called:
+            last = sorted({n.rpartition(".")[2] for n in layers})
+            raise UserError(
+                f"--train lora: no layer of the features is called {target!r}: choose from "
+                f"{', '.join(last)}"
+            )
+        found += called
     if wanted:
-        found = [n for n in layers if any(n == w or n.endswith(f".{w}") for w in wanted)]
-        for target in wanted:
-            if not any(n == target or n.endswith(f".{target}") for n in layers):
-                last = sorted({n.rpartition(".")[2] for n in layers})
-                raise UserError(
-                    f"--train lora: no layer of the features is called {target!r}: choose from "
-                    f"{', '.join(last)}"
-                )
         return found
     linear = [n for n, m in layers.items() if not isinstance(m, nn.Conv2d)]
     found = linear or list(layers)

@@ -1,6 +1,7 @@
 """Networks of tables, of any numbers, and of texts."""
 
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, sqrt
 from typing import Protocol, runtime_checkable
 
@@ -8,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ekiden.core.base.constants import constant
-from ekiden.core.base.errors import UserError
 from ekiden.core.data.inputs import Inputs
 from ekiden.core.models.split import SplitNetwork
 
@@ -81,12 +81,12 @@ def terms(inputs: Inputs | None, width: int) -> list[Term]:
     return found
 
 
-def _levels(known: tuple[str, ...]) -> list[int]:
+def _levels(known: tuple[str, ...]) -> tuple[int, ...]:
     """Return the codes that get an indicator: all but that of the first category that is not a
     gap.
     """
     usual = next((code for code, name in enumerate(known, 1) if name), 1)
-    return [code for code in range(len(known) + 1) if code != usual]
+    return (*range(usual), *range(usual + 1, len(known) + 1))
 
 
 class Indicators(nn.Module):
@@ -95,16 +95,14 @@ class Indicators(nn.Module):
     def __init__(self, table: TableRows) -> None:
         super().__init__()
         self.numbers = table.numbers
-        self.levels = tuple(tuple(_levels(known)) for known in table.vocabularies)
+        self.levels = tuple(map(_levels, table.vocabularies))
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, d) rows to (b, D)."""
-        codes = x[:, self.numbers :]
-        each = [
-            (codes[:, k, None] == constant(levels, x.dtype, x.device)).to(x)
-            for k, levels in enumerate(self.levels)
-        ]
-        return torch.cat([x[:, : self.numbers], *each], dim=1)
+        parts = [x[:, : self.numbers]]
+        for column, levels in enumerate(self.levels, self.numbers):
+            parts.append((x[:, column, None] == constant(levels, x.dtype, x.device)).to(x))
+        return torch.cat(parts, dim=1)
 
 
 class Linear(SplitNetwork):
@@ -122,10 +120,6 @@ class Linear(SplitNetwork):
 
 def linear(shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> Linear:
     """Numbers, and indicators of categories, times weights: as in a regression."""
-    if isinstance(inputs, Tokenised):
-        raise UserError(
-            "linear reads numbers, but these samples are texts: use --model with text_mean"
-        )
     entering = terms(inputs, torch.Size(shape).numel())
     names, columns = [t.name for t in entering], [t.column or t.name for t in entering]
     features = Indicators(inputs) if isinstance(inputs, TableRows) else nn.Flatten()
@@ -148,10 +142,7 @@ class Row(nn.Module):
     def __init__(self, table: TableRows, widths: list[int]) -> None:
         super().__init__()
         self.numbers = table.numbers
-        self.embeddings = nn.ModuleList(
-            nn.Embedding(codes, width)
-            for codes, width in zip(table.cardinalities, widths, strict=True)
-        )
+        self.embeddings = nn.ModuleList(map(nn.Embedding, table.cardinalities, widths))
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """(b, d) rows to (b, numbers) and, for each category, (b, width)."""
@@ -192,7 +183,7 @@ class TableTransformerFeatures(nn.Module):
         self.weight = nn.Parameter(torch.randn(table.numbers, _COLUMN) / sqrt(_COLUMN))
         self.bias = nn.Parameter(torch.zeros(table.numbers, _COLUMN))
         self.gather = nn.Parameter(torch.randn(1, 1, _COLUMN) / sqrt(_COLUMN))
-        self.blocks = Blocks(_COLUMN, 4, 2)
+        self.blocks = Blocks(_COLUMN)
         self.norm = nn.LayerNorm(_COLUMN)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -205,24 +196,23 @@ class TableTransformerFeatures(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Transformer blocks, normalised before attention and before the two layers (pre-norm), without
-    dropout.
+    """Two transformer blocks of four heads, normalised before attention and before the two layers
+    (pre-norm), without dropout.
     """
 
-    def __init__(self, width: int, heads: int, blocks: int) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                width,
-                heads,
-                2 * width,
-                dropout=0.0,
-                activation="gelu",
-                batch_first=True,
-                norm_first=True,
-            )
-            for _ in range(blocks)
+        block = partial(
+            nn.TransformerEncoderLayer,
+            width,
+            4,
+            2 * width,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
         )
+        self.blocks = nn.ModuleList([block(), block()])
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         """(b, L, width) tokens; `padding` (b, L) is true where there is none."""
@@ -266,7 +256,7 @@ class TextTransformerFeatures(nn.Module):
         self.pad = tokens.pad
         self.embedding = nn.Embedding(tokens.vocabulary, _WIDTH, padding_idx=tokens.pad)
         self.places = nn.Parameter(torch.randn(tokens.length, _WIDTH) * 0.02)
-        self.blocks = Blocks(_WIDTH, 4, 2)
+        self.blocks = Blocks(_WIDTH)
         self.norm = nn.LayerNorm(_WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -121,14 +121,14 @@ def balanced(task: Task, counts: Mapping[str, int], classes: Sequence[str]) -> T
         raise UserError(
             f"--class-weights=balanced is for classes, the task is {task.kind}: leave it out"
         )
-    if lacking := next((name for name in classes if not counts.get(name)), None):
+    each = [counts.get(name, 0) for name in classes]
+    if 0 in each:
         raise UserError(
             "--class-weights=balanced needs training samples of each class, and none of "
-            f"{lacking!r} is counted (silos "
+            f"{classes[each.index(0)]!r} is counted (silos "
             "count classes of min_count samples or more): leave it out"
         )
-    n = sum(counts[name] for name in classes)
-    return replace(task, weights=tuple(n / (len(classes) * counts[name]) for name in classes))
+    return replace(task, weights=tuple(sum(each) / (len(each) * n) for n in each))
 
 
 def names_of(task: Task, y: Tensor, given: Sequence[str] | None) -> tuple[str, ...]:
@@ -171,10 +171,11 @@ def task_of(values: Mapping[str, Any]) -> Task:
     first.
     """
     try:
-        kind = KINDS[values["kind"]]
-        given = {key: value for key, value in values.items() if key not in ("kind", "higher")}
+        given = dict(values)
+        kind = KINDS[given.pop("kind")]
+        given.pop("higher", None)
         metric = given.get("metric", "")
-        if metric not in {m.name for m in kind.metrics} and not outside.is_file(metric):
+        if metric not in kind.by_name() and not outside.is_file(metric):
             given.pop("metric", None)
         return kind(**given)
     except (KeyError, TypeError) as error:
@@ -190,7 +191,7 @@ def terms(task: Task) -> str:
     if task.headline not in task.metrics:
         raise UserError(
             f"the metric {task.headline.name!r} is your own, which other parties do not have: "
-            f"choose one of {', '.join(metric.name for metric in task.metrics)}"
+            f"choose one of {', '.join(task.by_name())}"
         )
     return json.dumps(recorded(task), sort_keys=True)
 
@@ -201,7 +202,7 @@ def task_of_terms(text: str) -> Task:
     """
     try:
         values = json.loads(text) if text else {"kind": Classification.kind}
-        known = {metric.name for metric in KINDS[values["kind"]].metrics}
+        known = KINDS[values["kind"]].by_name()
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"the task cannot be read ({type(error).__name__}): use the same Ekiden at all parties"

@@ -14,27 +14,29 @@ from torch import Tensor
 
 from ekiden.core.base import outside
 from ekiden.core.base.checks import Checked
-from ekiden.core.base.errors import UserError, unknown
+from ekiden.core.base.errors import UserError, first_line, unknown
 
 IGNORED = -100
 """The label of pixels and tokens that do not count, as in PyTorch."""
 
 _ROW = frozenset(
-    [
-        *(
-            "step",
-            "loss",
-            "bytes",
-            "forward",
-            "backward",
-            "notes",
-            "parameters",
-            "consensus",
-            "diverged",
-            "majority",
-        ),
-        *("clients", "metric", "metrics", "groups", "confusion"),
-    ]
+    {
+        "step",
+        "loss",
+        "bytes",
+        "forward",
+        "backward",
+        "notes",
+        "parameters",
+        "consensus",
+        "diverged",
+        "majority",
+        "clients",
+        "metric",
+        "metrics",
+        "groups",
+        "confusion",
+    }
 )
 """Names of other entries in a row of metrics."""
 
@@ -239,6 +241,11 @@ class Task(Checked, ABC):
     def counts(self, y: Tensor, outputs: int) -> Tensor:
         """Count the labels of each class, label or target (K,)."""
 
+    @classmethod
+    def by_name(cls) -> dict[str, Metric]:
+        """Return the metrics by their names."""
+        return {metric.name: metric for metric in cls.metrics}
+
     @cached_property
     def headline(self) -> Metric:
         """The metric that chooses the best epoch and that tables show.
@@ -246,7 +253,7 @@ class Task(Checked, ABC):
         Raises:
             UserError: the task has no metric of this name.
         """
-        known = {metric.name: metric for metric in self.metrics}
+        known = self.by_name()
         own = _own_metric_of(self.metric)
         if own is not None:
             if own.name in known or own.name in _ROW or not own.name.isidentifier():
@@ -337,10 +344,10 @@ class Scores:
 
         Methods may compare it with a threshold.
         """
-        if any(metric.name == "accuracy" for metric in self.task.metrics):
+        known = self.task.by_name()
+        if "accuracy" in known:
             return mean_right(self)
-        found = next(metric for metric in self.task.metrics if metric.name in ("r2", "c_index"))
-        return found.measure(self)
+        return (known.get("r2") or known["c_index"]).measure(self)
 
     def score(self, rows: Tensor | None = None) -> float:
         """Return the headline metric, of all or of some rows; NaN if it is not defined."""
@@ -360,14 +367,18 @@ class Scores:
         samples.
         """
         scores = self.at(rows)
-        found = {m.name: m.measure(scores) for m in measured(self.task)}
-        return {name: value for name, value in found.items() if value == value}  # noqa: PLR0124  (NaN)
+        found = {}
+        for metric in measured(self.task):
+            value = metric.measure(scores)
+            if not isnan(value):
+                found[metric.name] = value
+        return found
 
     def by_class(self) -> list[dict[str, float]]:
         """Return the metrics of each class, label or target, by their names, where defined."""
         found: list[dict[str, float]] = [{} for _ in range(self.outputs)]
-        for metric in measured(self.task) if len(self) else ():
-            if metric.each is not None:
+        for metric in measured(self.task):
+            if metric.each is not None and len(self):
                 # without probabilities, metrics that need them have no values
                 for one, value in zip(found, metric.each(self.counts).tolist(), strict=False):
                     if not isnan(value):
@@ -431,9 +442,10 @@ class OwnMetric(Metric):
         try:
             return float(self.counted(scores.answers, scores.y))
         except Exception as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
             given = f"it gets answers of shape {tuple(scores.answers.shape)} and labels of {tuple(scores.y.shape)}"
-            raise UserError(f"the metric {self.name} failed: {reason}; {given}") from error
+            raise UserError(
+                f"the metric {self.name} failed: {first_line(error)}; {given}"
+            ) from error
 
 
 def _own_metric_of(metric: str | Metric) -> Metric | None:

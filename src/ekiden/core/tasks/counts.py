@@ -93,7 +93,7 @@ class LabelCounts(ClassCounts):
         """Count the answers to samples."""
         p, there = s.answers.double().numpy(), s.y.numpy() > 0.5
         yes = p >= 0.5
-        ranked = tuple(Ranked.of(a, b) for a, b in zip(p.T, there.T, strict=True))
+        ranked = tuple(map(Ranked.of, p.T, there.T))
         hits, labels, answers = (part.sum(0).astype(float) for part in (yes & there, there, yes))
         squares = sum(one.brier()[0] for one in ranked)
         groups = by_confidence(np.maximum(p, 1 - p).ravel(), (yes == there).ravel())

@@ -33,10 +33,8 @@ class Ranked:
         NaN counts as 0.
         """
         scores, place = np.unique(np.nan_to_num(p), return_inverse=True)
-        low, high = (
-            np.bincount(place[rows], minlength=len(scores)).astype(float)
-            for rows in (~there, there)
-        )
+        low = np.bincount(place, ~there, len(scores)).astype(float)
+        high = np.bincount(place, there, len(scores)).astype(float)
         between = (scores[1:] + scores[:-1]) / 2
         # of neighbours among floats there is none
         between = np.where(between > scores[:-1], between, scores[1:])

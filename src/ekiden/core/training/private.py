@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from ekiden.core.base.checks import Checked, Count, Positive, Range, made
-from ekiden.core.base.errors import UserError, at
+from ekiden.core.base.errors import UserError, at, first_line
 from ekiden.core.base.settings import Training
 from ekiden.core.models.split import SplitNetwork
 from ekiden.core.training import frozen
@@ -505,7 +505,7 @@ def check_samples(network: Network, x: Tensor, y: Tensor, loss: Loss) -> None:
     try:
         found = _gradients(part, x, y, loss)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise refusal(inside[-1], f"fails on them ({str(error).splitlines()[0]})") from None
+        raise refusal(inside[-1], f"fails on them ({first_line(error)})") from None
     for name, value in part.named_buffers():
         same, kept = before[name]
         if value is not same or not torch.equal(value, kept):

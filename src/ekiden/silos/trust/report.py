@@ -220,7 +220,7 @@ def _values(each: Sequence[Figures], task: Task) -> dict[str, Any]:
         return sum(known) / len(known) if len(known) == len(each) else None
 
     row: dict[str, Any] = {}
-    if any(metric.name == "accuracy" for metric in task.metrics):
+    if "accuracy" in task.by_name():
         row["accuracy"] = mean("accuracy")
     loss = mean("loss")
     row["loss"] = float("nan") if loss is None else loss

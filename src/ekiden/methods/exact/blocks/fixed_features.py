@@ -31,7 +31,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.core.base.checks import Range
-from ekiden.core.base.errors import tell, unknown
+from ekiden.core.base.errors import first_line, tell, unknown
 from ekiden.core.data.samples import Dataset, Subset
 from ekiden.core.engine.folder import read_config, tensors_digest
 from ekiden.core.engine.method import Chooser
@@ -212,7 +212,7 @@ def _opened(file: Path) -> Any:
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
         raise UserError(
-            f"{file} cannot be read ({str(error).splitlines()[0]}): restore it, or run again"
+            f"{file} cannot be read ({first_line(error)}): restore it, or run again"
         ) from None
 
 
