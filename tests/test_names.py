@@ -1,12 +1,15 @@
 """Each name has one meaning."""
 
 import ast
+import inspect
 from collections import defaultdict
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import ekiden
+from ekiden import methods
 
 
 def test_no_class_name_is_defined_twice() -> None:
@@ -21,10 +24,8 @@ def test_no_class_name_is_defined_twice() -> None:
 
 
 def test_every_method_is_a_public_name() -> None:
-    from ekiden.methods import METHODS
-
-    assert {kind.__name__: getattr(ekiden, kind.__name__) for kind in METHODS} == {
-        k.__name__: k for k in METHODS
+    assert {kind.__name__: getattr(ekiden, kind.__name__) for kind in methods.METHODS} == {
+        k.__name__: k for k in methods.METHODS
     }
     assert {"FedSeq", "run"} <= set(dir(ekiden))
     with pytest.raises(AttributeError, match="no attribute 'METHODS'"):
@@ -37,6 +38,25 @@ def test_every_public_name_is_there() -> None:
     exec("from ekiden import *", space)
     assert {"FedSeq", "SCAFFOLD", "Training", "run"} <= space.keys()
     assert set(ekiden.__all__) <= space.keys()
+
+
+def promised(module: ModuleType) -> dict[str, str]:
+    """Return where type checkers find the names that a module loads when they are used."""
+    found: dict[str, str] = {}
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for line in node.body:
+                assert isinstance(line, ast.ImportFrom)
+                found |= {name.asname or name.name: str(line.module) for name in line.names}
+    return found
+
+
+def test_type_checkers_find_each_name_where_it_is_loaded_from() -> None:
+    """Each of these modules lists its names twice: for type checkers, and to load them late."""
+    loaded = {name: place.partition(":")[0] for name, place in methods.PLACES.items()}
+    assert promised(methods) == loaded
+    late = {name: f"ekiden.{module}" for name, module in ekiden._WHERE.items()}
+    assert promised(ekiden) == {**late, "*": "ekiden.methods"}
 
 
 WHOLE_ROOM = "across"
