@@ -261,7 +261,7 @@ def zeroed(x: Any) -> Any:
         ),
         (
             lambda: load({"x": torch.randn(40, 4), "y": Y}),
-            r"a dict of tensors \(x, y\): give \(inputs, labels\)",
+            r"'x' of the table is an array, not a column: give arrays as a pair, \(inputs, labels\)",
         ),
         (
             lambda: from_tensors(TensorDataset(PAIRS[:][0])),

@@ -90,7 +90,7 @@ def check(data: str, silos: Sequence[str], reading: Reading) -> list[Violation]:
     """
     found: list[Violation] = []
     for _, path in _sources(data, silos):
-        for part in filter(None, find(path)):
+        for part in find(path):
             try:
                 read_part(part, reading.with_schema())
             except SchemaError as error:

@@ -4,6 +4,7 @@ in Python.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -144,14 +145,10 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
     evenly from all (domain, group, label).
     """
     like, reading = asked.like, asked.reading
-    raws = [part for holding in holdings for part in holding.parts]
-    owned = [holding.name for holding in holdings for _ in holding.parts]
-    if test is not None:
-        raws.append(test)
-        owned.append("")
+    raws, owned = _parts_of(holdings, test)
     _refuse_mixtures(raws)
     raws = [_with_masks(raw, asked) for raw in _without_owners(raws, asked.without)]
-    silos = tuple(holding.name for holding in holdings if holding.name)
+    silos = tuple(dict.fromkeys(filter(None, owned)))
     if silos and reading.group_column:
         raise UserError(
             "several silos and --group-column both say which client holds what: give one of them"
@@ -206,6 +203,18 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
     return replace(made, least=reading.min_count)
 
 
+def _parts_of(holdings: Sequence[Holding], test: Raw | None) -> tuple[list[Raw], list[str]]:
+    """Return the parts of all sources and the silo of each; "" without one."""
+    raws, owned = list[Raw](), list[str]()
+    for holding in holdings:
+        raws += holding.parts
+        owned += [holding.name] * len(holding.parts)
+    if test is not None:
+        raws.append(test)
+        owned.append("")
+    return raws, owned
+
+
 def _silo_of(raw: Raw, name: str, silos: Sequence[str]) -> Tensor | None:
     """Return the number (n,) of the silo for each sample; None for the test part of all."""
     if not name:
@@ -219,13 +228,20 @@ def _without_owners(raws: Sequence[Raw], names: Collection[str]) -> Sequence[Raw
     """
     if not names:
         return raws
-    groups = [raw.group for raw in raws if raw.group is not None]
-    owned = [np.array([silo_name(str(name)) for name in group]) for group in groups]
-    known = set(np.concatenate(owned).tolist())
-    if strange := next((name for name in names if name not in known), None):
-        raise unknown("client", strange, known)
-    left = [np.flatnonzero(~np.isin(one, list(names))) for one in owned]
-    return [raw.taken(rows) for raw, rows in zip(raws, left, strict=True)]
+    owned = [*map(_clients_of, raws)]
+    known = set(chain(*owned))
+    for name in names:
+        if name not in known:
+            raise unknown("client", name, known)
+    left = [np.flatnonzero(~np.isin(clients, list(names))) for clients in owned]
+    return [*map(Raw.taken, raws, left)]
+
+
+def _clients_of(raw: Raw) -> list[str]:
+    """Return the client that holds each row; none if rows have no natural owners."""
+    if raw.group is None:
+        return []
+    return [*map(silo_name, map(str, raw.group))]
 
 
 def _with_masks(raw: Raw, asked: AskedData) -> Raw:
@@ -251,7 +267,7 @@ def _encoded(
     if sides[0] is sides[1]:
         # without a test part, all samples are for the test: encoded once
         different = sides[:1]
-    x, kind = first.kind.assembled([[raw for raw, _ in side] for side in different], wanted)
+    x, kind = first.kind.assembled([*map(_raws, different)], wanted)
     encoded = [_together(each, side, outputs) for each, side in zip(x, different, strict=True)]
     train, test = encoded[0], encoded[-1]
     if isinstance(task, LanguageModelling) and not first.given:
@@ -263,6 +279,10 @@ def _encoded(
     for part in (train, test):
         task.check_samples(part.x, part.y, first.source)
     return train, test, kind or of_tensor(train.x), task
+
+
+def _raws(side: Sequence[_Piece]) -> list[Raw]:
+    return [raw for raw, _ in side]
 
 
 def _names_of_silos(groups: Sequence[str]) -> tuple[str, ...]:
@@ -280,20 +300,18 @@ def _sides(
 
     With `whole`, sources of which none has a test part are the same part twice.
     """
-    if whole and all(len(holding.parts) == 1 for holding in holdings):
+    if whole and len(pieces) == len(holdings):
         return pieces, pieces
     given = iter(pieces)
+    sources = [[*islice(given, len(holding.parts))] for holding in holdings]
+    divided = iter(_held_out([parts[0] for parts in sources if len(parts) == 1], task))
     train, test = list[_Piece](), list[_Piece]()
-    sources = [[next(given) for _ in holding.parts] for holding in holdings]
-    undivided = [parts[0] for parts in sources if len(parts) == 1]
-    divided = iter(_held_out(undivided, task))
     for parts in sources:
-        own, *held = parts
-        if not held:
-            own, *held = next(divided)
+        own, held = parts if len(parts) == 2 else next(divided)
         train.append(own)
         # a small source may have nothing to hold out
-        test += [part for part in held if len(part[1])]
+        if len(held[1]):
+            test.append(held)
     if not test:
         raw = pieces[0][0]
         raise UserError(
@@ -332,7 +350,7 @@ def _refuse_mixtures(raws: Sequence[Raw]) -> None:
             )
 
 
-def _held_out(sources: Sequence[_Piece], task: Task) -> list[list[_Piece]]:
+def _held_out(sources: Sequence[_Piece], task: Task) -> list[tuple[_Piece, _Piece]]:
     """Divide each source into a training part and a test part. A subject of several sources is not
     divided either.
     """
@@ -342,8 +360,8 @@ def _held_out(sources: Sequence[_Piece], task: Task) -> list[list[_Piece]]:
     strata = [scaled(task, s.y).strata(s.y) for s in each]
     rows = holdout.hold_out(each, strata, sources[0][0].source)
     return [
-        [_piece_of(source, part) for part in parts]
-        for source, parts in zip(sources, rows, strict=True)
+        (_piece_of(source, train), _piece_of(source, test))
+        for source, (train, test) in zip(sources, rows, strict=True)
     ]
 
 

@@ -64,12 +64,11 @@ def cached(name: str, content: str, build: Callable[[], Dataset]) -> Dataset:
 
 
 def _store(path: Path, dataset: Dataset, said: Sequence[str]) -> None:
-    tensors = {
-        f"{part}.{field}": tensor.contiguous()
-        for part, samples in (("test", dataset.test), ("train", dataset.train))
-        for field, tensor in sorted(vars(samples).items())
-        if isinstance(tensor, Tensor)
-    }
+    tensors = dict[str, Tensor]()
+    for part, samples in ("test", dataset.test), ("train", dataset.train):
+        for field, tensor in sorted(vars(samples).items()):
+            if isinstance(tensor, Tensor):
+                tensors[f"{part}.{field}"] = tensor.contiguous()
     names = {
         "name": dataset.name,
         "classes": dataset.classes,
@@ -100,26 +99,24 @@ def _load(path: Path) -> tuple[Dataset, list[str]] | None:
             names = json.loads(described.pop("__metadata__")["ekiden"])
             if names["sum"] != total:
                 return None
-            tensors: dict[str, Any] = {}
+            parts: dict[str, dict[str, Any]] = {"train": {}, "test": {}}
             for name, about in described.items():
+                part, _, field = name.partition(".")
                 first, end = about["data_offsets"]
                 at, shape = begin + first, tuple(about["shape"])
                 dtype = next(kind for kind, text in files.DTYPES.items() if text == about["dtype"])
                 if end - first >= files.LARGE and dtype == torch.uint8:
-                    tensors[name] = files.Place(path, at, shape).open()
+                    parts[part][field] = files.Place(path, at, shape).open()
                 else:
                     file.seek(at)
                     data = torch.from_numpy(np.fromfile(file, np.uint8, end - first))
-                    tensors[name] = data.view(dtype).view(shape)
-        train, test = (
-            Samples(**{k.removeprefix(part): t for k, t in tensors.items() if k.startswith(part)})
-            for part in ("train.", "test.")
-        )
+                    parts[part][field] = data.view(dtype).view(shape)
+        classes = tuple(names["classes"])
         dataset = Dataset(
             names["name"],
-            train,
-            test,
-            tuple(names["classes"]),
+            Samples(classes=classes, **parts["train"]),
+            Samples(classes=classes, **parts["test"]),
+            classes,
             tuple(names["domains"]),
             task=task_of(names["task"]),
             inputs=from_json(names["inputs"]),

@@ -82,6 +82,8 @@ _NO_LETTER = r"^\P{L}*$"
 _DIGIT_FIRST = r"^\P{L}*\p{N}"
 """a digit, and no letter before it, as in 45%, 10:30, 12 mg, 60-69"""
 
+# labels of one of several columns
+_YES, _NO = ("true", "yes"), ("false", "no")
 _STANDS_FOR_MISSING = re.compile(r"-[1-9]|-?(7{2,}|8{2,}|9{2,}(\.9+|\.25)?)|-32768|-2147483648")
 
 Floats = NDArray[np.float64]
@@ -258,10 +260,6 @@ class Cells:
             )
         return pa.table(arrays, schema=pa.schema(fields))
 
-    def as_text(self, name: str) -> bool:
-        """Return whether a column that may hold numbers is stored as text."""
-        return name in self._texts
-
     def odd(self, name: str, *, dates: bool) -> NDArray[np.bool_]:
         """Return (n,) which cells of a column are neither missing nor numbers, or dates."""
         if name not in self._texts:
@@ -330,11 +328,84 @@ class Cells:
             holds = f"NA in {counted(lost, 'row')} among codes of two letters, which is read as a missing value"
             tell(self._line(name, holds, "if it is a name, as the code of Namibia, write another"))
 
-    def label(self, name: str) -> NDArray[Any]:
+    def labels(self, columns: Sequence[str]) -> NDArray[Any]:
+        """Return the labels: for one column (n,) integers, names, or float64; for several (n, K)
+        float64.
+        """
+        each = [*map(self._label, columns)]
+        if len(each) == 1:
+            return each[0]
+        for k, values in enumerate(each):
+            if values.dtype.kind == "U":
+                words = np.char.lower(values)
+                each[k] = np.isin(words, _YES)
+                if not np.isin(words[~each[k]], _NO).all():
+                    raise UserError(
+                        f"column {columns[k]!r} of {self._source} holds names: with several "
+                        "--label-column, all must hold numbers, or yes and no"
+                    )
+        return np.stack(each, axis=1, dtype=np.float64)
+
+    def _label(self, name: str) -> NDArray[Any]:
+        """Return the labels of one column: (n,) integers, names, or float64."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if name in self._texts:
+            return self._label_of_text(name, self._texts[name])
+        column = self._table[name]
+        kind = column.type
+        if column.null_count:
+            self._refuse_missing(name, column.is_null().to_pylist().index(True))
+        large = pa.types.is_uint64(kind) and pc.max(column).as_py() >= 2**63
+        if large or pa.types.is_dictionary(kind) or pa.types.is_boolean(kind):
+            return np.array(self.names(name).to_pylist(), dtype=np.str_)
+        if pa.types.is_integer(kind):
+            # a copy, as Arrow's memory is read-only
+            return np.array(column.to_numpy(), dtype=np.int64)
+        if not pa.types.is_floating(kind) and not pa.types.is_decimal(kind):
+            raise UserError(self._line(name, kind, "it must hold integers or names (strings)."))
+        values = np.array(column.cast(pa.float64()).to_numpy(), dtype=np.float64)
+        if not np.isfinite(values).all():
+            row = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise UserError(
+                f"the label in {row_text(row)} of {self._source} is {values[row]} (column "
+                f"{name!r}): give a number"
+            )
+        return values
+
+    def owners(self, name: str) -> NDArray[Any] | None:
+        """Return groups, domains or subjects: integers or names; None if the table has no such
+        column. Whole numbers that are stored as floats count as integers.
+        """
+        import pyarrow as pa
+
+        if name not in self._table.column_names:
+            return None
+        column = self._table[name]
+        if pa.types.is_integer(column.type) and not column.null_count:
+            # a copy, as Arrow's memory is read-only
+            return np.array(column.to_numpy(), dtype=np.int64)
+        names = self.names(name)
+        if names.null_count:
+            row = names.is_null().to_pylist().index(True)
+            raise UserError(
+                f"column {name!r} of {self._source} has no value in "
+                f"{row_text(row)}{self._cell(name, row)}: give every row one."
+            )
+        found: NDArray[Any] = np.array(names.to_pylist(), dtype=np.str_)
+        if not pa.types.is_floating(column.type):
+            return found
+        if not all(value.lstrip("-").isdigit() for value in np.unique(found)):
+            raise UserError(
+                self._line(name, "fractions", "it must hold integers or names (strings).")
+            )
+        return found.astype(np.int64)
+
+    def _label_of_text(self, name: str, text: _Text) -> NDArray[Any]:
         """Return a column of text as labels: (n,) names, int64, or float64."""
-        text = self._texts[name]
         if (text.places < 0).any():
-            self.refuse_missing(name, int(np.argmax(text.places < 0)))
+            self._refuse_missing(name, int(np.argmax(text.places < 0)))
         number = text.numbers[self.decimal]
         if number.any() and not number.all() and number.sum() > _MANY and text.share(number) >= 0.5:
             raise UserError(
@@ -366,17 +437,17 @@ class Cells:
                 )
             )
         if whole:
-            return text.spread(np.array([int(cell) for cell in text.plain.texts]), 0)
+            return text.spread(np.array([*map(int, text.plain.texts)]), 0)
         return text.spread(self._parsed(text), np.nan)
 
-    def refuse_missing(self, name: str, row: int) -> NoReturn:
+    def _refuse_missing(self, name: str, row: int) -> NoReturn:
         """Say that a label is missing."""
         raise UserError(
             f"the label in {row_text(row)} of {self._source} is missing (column "
-            f"{name!r}{self.cell(name, row)}): give it one, or leave the row out"
+            f"{name!r}{self._cell(name, row)}): give it one, or leave the row out"
         )
 
-    def cell(self, name: str, row: int) -> str:
+    def _cell(self, name: str, row: int) -> str:
         """Return the cell of a missing value for messages, if there is something in it."""
         text = str(self._table[name][row].as_py() or "").strip()
         if not text:
@@ -404,8 +475,8 @@ class Cells:
 
     def _microseconds(self, name: str, text: _Text) -> tuple[NDArray[np.int64], str]:
         """Return microseconds since 1970 of cells that are all dates (k,), and what these are."""
-        dates = [one for one in text.dates if one]
-        stamps = np.array([microseconds(one) for one in dates], dtype=np.int64)
+        dates = [*filter(None, text.dates)]
+        stamps = np.array([*map(microseconds, dates)], dtype=np.int64)
         zoned = np.array([one.tzinfo is not None for one in dates])
         if zoned.any() and not zoned.all():
             shown = f"{text.first(zoned)}, {text.first(~zoned)}"
@@ -507,9 +578,9 @@ class Cells:
             return column, ""
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
             stamps = stamps_of(column)
-            given = map(date_of, self._writing.marks(name))
-            marks = [microseconds(mark) for mark in given if mark]
-            days = np.where(np.isin(stamps, [LOST, *marks]), np.nan, stamps / DAY)
+            marks = filter(None, map(date_of, self._writing.marks(name)))
+            lost = [LOST, *map(microseconds, marks)]
+            days = np.where(np.isin(stamps, lost), np.nan, stamps / DAY)
             warn_of_marks(days, what, dates=True)
             zoned = pa.types.is_timestamp(kind) and bool(kind.tz)
             return _floats(days), _written(stamps[stamps != LOST], zoned)

@@ -3,7 +3,7 @@ table.
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ekiden.core.base import outside
 from ekiden.core.base.checks import Checked, Count, CountOrZero, Range, made
-from ekiden.core.base.errors import UserError, counted, nearest, row_text, tell, unknown
+from ekiden.core.base.errors import UserError, counted, nearest, tell, unknown
 from ekiden.core.data.augment import Augment
 from ekiden.readers import frames
 from ekiden.readers import schema as schemas
@@ -22,7 +22,7 @@ from ekiden.readers.cells import Cells, Writing, is_text
 from ekiden.readers.kinds import Arrays, Images, Inputs, Table, Tokens, named
 from ekiden.readers.kinds.arrays import is_list
 from ekiden.readers.kinds.images import holds_files, is_encoded, masks
-from ekiden.readers.undecoded import Raw, named_twice
+from ekiden.readers.undecoded import Raw, named_twice, not_in
 
 
 @dataclass(frozen=True)
@@ -242,15 +242,14 @@ def listed(values: Any) -> Any:
     """Return `values` of a `Reading`, in which one column or mark may replace a list of them."""
     if not isinstance(values, dict):
         return values
-    several = {
-        f.name
-        for f in fields(Reading)
-        if f.name in ("label_column", "missing") or f.name.endswith("_columns")
-    }
-    found = {k: (v,) if k in several and isinstance(v, str) else v for k, v in values.items()}
-    return {
-        k: fspath(v) if k == "schema" and isinstance(v, PathLike) else v for k, v in found.items()
-    }
+    found = dict(values)
+    for name, value in values.items():
+        several = name in ("label_column", "missing") or name.endswith("_columns")
+        if several and isinstance(value, str):
+            found[name] = (value,)
+        if name == "schema" and isinstance(value, PathLike):
+            found[name] = fspath(value)
+    return found
 
 
 @dataclass(frozen=True)
@@ -264,7 +263,6 @@ class Columns:
 
 
 USUAL = Columns()
-_YES, _NO = ("true", "yes"), ("false", "no")
 
 
 def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
@@ -283,10 +281,12 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
     domain = reading.domain_column or _usual_owner(table, usual.domain, "domain", reading)
     group = reading.group_column or _usual_owner(table, usual.group, "group", reading)
     subject, time = reading.subject_column, reading.time_column
-    if twice := next((name for name in (subject, time) if name in targets), None):
-        raise UserError(
-            f"column {twice!r} holds the labels: name others by --subject-column and --time-column"
-        )
+    for name in (subject, time):
+        if name in targets:
+            raise UserError(
+                f"column {name!r} holds the labels: name others by --subject-column and "
+                "--time-column"
+            )
     meant = {*targets, domain, group, subject, time}
     kind, chosen = _kind(table, source, reading, usual, meant)
     if kind is not Table and usual == USUAL and not reading.schema:
@@ -310,17 +310,17 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
         label = masks(kind.of_cells(table.select(targets), source), read, source)
         targets = ()
     elif targets:
-        label = targets_of(table, targets, source, cells)
+        label = cells.labels(targets)
     return Raw(
         source,
         read,
         label,
-        owners_of(table, domain, source, cells),
-        owners_of(table, group, source, cells),
+        cells.owners(domain),
+        cells.owners(group),
         classes,
         _names(table, domain, b"domain_names"),
         targets,
-        owners_of(table, subject, source, cells),
+        cells.owners(subject),
         cells.time(time),
         kind=kind,
     )
@@ -355,7 +355,7 @@ def _usual_owner(table: Any, usual: str, default: str, reading: Reading) -> str:
 
 def _say_left(table: Any, source: str, kind: type[Inputs], meant: Collection[str]) -> None:
     """Name columns that have no meaning next to samples of another kind than rows."""
-    left = [name for name in table.column_names if name not in meant]
+    left = not_in(meant, table.column_names)
     if left:
         tell(
             f"{source} has columns that no model of {kind.words} gets ({', '.join(left)}): leave "
@@ -373,11 +373,10 @@ def _meet_schema(table: Any, source: str, reading: Reading) -> None:
     known = {name: _names(table, name, b"label_names") for name in schema.label_column}
     schemas.refuse(schemas.violations(table, source, schema, reading.writing, known), source)
     own = {*schema.columns, *reading.drop_columns, reading.group_column, reading.domain_column}
-    if more := [name for name in table.column_names if name not in own]:
-        names = ", ".join(more)
+    if more := not_in(own, table.column_names):
         tell(
             f"{source} has {counted(len(more), 'column')} that the schema does not name and no "
-            f"model gets: {names}"
+            f"model gets: {', '.join(more)}"
         )
 
 
@@ -411,7 +410,7 @@ def _kind(
     table: Any, source: str, reading: Reading, usual: Columns, meant: set[str]
 ) -> tuple[type[Inputs], list[str]]:
     """Return the kind of samples, and the columns that hold them."""
-    left = [name for name in table.column_names if name not in meant | set(reading.drop_columns)]
+    left = not_in(meant.union(reading.drop_columns), table.column_names)
     columns = list(reading.feature_columns) or left
     if reading.sample_kind:
         return kind_of(reading), columns
@@ -423,17 +422,19 @@ def _kind(
     lists = [n for n in table.column_names if n not in meant and is_list(table[n].type)]
     if reading.array_column or (len(lists) == 1 and not reading.feature_columns):
         return Arrays, [reading.array_column or lists[0]]
-    if used := [name for name in columns if name in meant]:
-        raise UserError(
-            f"column {used[0]!r} cannot be a feature and have another meaning: leave it out of one"
-        )
+    for name in columns:
+        if name in meant:
+            raise UserError(
+                f"column {name!r} cannot be a feature and have another meaning: leave it out of one"
+            )
     if not columns:
         raise UserError(f"{source} has no column left to learn from: drop fewer")
-    if unknown_ := [name for name in reading.categorical_columns if name not in columns]:
-        raise UserError(
-            f"{source} has no column {unknown_[0]!r} to take as categories: it has "
-            f"{', '.join(columns)}"
-        )
+    for name in reading.categorical_columns:
+        if name not in columns:
+            raise UserError(
+                f"{source} has no column {name!r} to take as categories: it has "
+                f"{', '.join(columns)}"
+            )
     return Table, columns
 
 
@@ -445,93 +446,15 @@ def image_column(
     """
     if reading.image_column or reading.text_column or reading.array_column:
         return reading.image_column or None
-    apart = meant or reading.label_column
-    left = {name: table[name].type for name in table.column_names if name not in apart}
+    left = not_in(meant or reading.label_column, table.column_names)
     for name in ("image", usual.image):
         # bytes, or paths
-        if name in left and (is_encoded(left[name]) or is_text(left[name])):
+        if name in left and (is_encoded(table[name].type) or is_text(table[name].type)):
             return name
-    return next((name for name, kind in left.items() if is_encoded(kind)), None)
-
-
-def targets_of(table: Any, columns: Sequence[str], source: str, cells: Cells) -> NDArray[Any]:
-    """Return the labels: for one column (n,) integers, names, or float64; for several (n, K)
-    float64.
-    """
-    each = [_target(table[name], name, source, cells) for name in columns]
-    if len(each) == 1:
-        return each[0]
-    for k, values in enumerate(each):
-        if values.dtype.kind == "U":
-            words = np.char.lower(values)
-            each[k] = np.isin(words, _YES)
-            if not np.isin(words[~each[k]], _NO).all():
-                raise UserError(
-                    f"column {columns[k]!r} of {source} holds names: with several --label-column, "
-                    "all must hold numbers, or yes and no"
-                )
-    return np.stack(each, axis=1, dtype=np.float64)
-
-
-def _target(column: Any, name: str, source: str, cells: Cells) -> NDArray[Any]:
-    """Return the labels of one column: (n,) integers, names, or float64."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if cells.as_text(name):
-        return cells.label(name)
-    kind = column.type
-    if column.null_count:
-        cells.refuse_missing(name, column.is_null().to_pylist().index(True))
-    if pa.types.is_dictionary(kind) or pa.types.is_boolean(kind):
-        return np.array(cells.names(name).to_pylist(), dtype=np.str_)
-    if pa.types.is_uint64(kind) and pc.max(column).as_py() >= 2**63:
-        return np.array(cells.names(name).to_pylist(), dtype=np.str_)
-    if pa.types.is_integer(kind):
-        # a copy, as Arrow's memory is read-only
-        return np.array(column.to_numpy(), dtype=np.int64)
-    if not pa.types.is_floating(kind) and not pa.types.is_decimal(kind):
-        raise UserError(
-            f"column {name!r} of {source} holds {kind}: it must hold integers or names (strings)."
-        )
-    values = np.array(column.cast(pa.float64()).to_numpy(), dtype=np.float64)
-    if not np.isfinite(values).all():
-        row = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise UserError(
-            f"the label in {row_text(row)} of {source} is {values[row]} (column {name!r}): give a "
-            "number"
-        )
-    return values
-
-
-def owners_of(table: Any, name: str, source: str, cells: Cells) -> NDArray[Any] | None:
-    """Return groups, domains or subjects: integers or names; None if the table has no such column.
-    Whole numbers that are stored as floats count as integers.
-    """
-    import pyarrow as pa
-
-    if name not in table.column_names:
-        return None
-    column = table[name]
-    if pa.types.is_integer(column.type) and not column.null_count:
-        # a copy, as Arrow's memory is read-only
-        return np.array(column.to_numpy(), dtype=np.int64)
-    names = cells.names(name)
-    if names.null_count:
-        row = names.is_null().to_pylist().index(True)
-        raise UserError(
-            f"column {name!r} of {source} has no value in {row_text(row)}{cells.cell(name, row)}: "
-            "give every row one."
-        )
-    found: NDArray[Any] = np.array(names.to_pylist(), dtype=np.str_)
-    if pa.types.is_floating(column.type):
-        if not all(value.lstrip("-").isdigit() for value in np.unique(found)):
-            raise UserError(
-                f"column {name!r} of {source} holds fractions: it must hold integers or names "
-                "(strings)."
-            )
-        return found.astype(np.int64)
-    return found
+    for name in left:
+        if is_encoded(table[name].type):
+            return name
+    return None
 
 
 def _with_names(table: Any, kept: Collection[str]) -> Any:

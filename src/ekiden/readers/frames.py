@@ -85,7 +85,7 @@ def _of_columns(columns: dict[str, Any], what: str) -> Any:
 
     plain = dict(columns)
     for name, values in columns.items():
-        if getattr(values, "ndim", 1) > 1:
+        if getattr(values, "ndim", 1) != 1:
             raise UserError(
                 f"{name!r} of {what} is an array, not a column: give arrays as a pair, (inputs, "
                 "labels)"

@@ -5,7 +5,7 @@ silo holds what.
 import os
 import re
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -31,7 +31,7 @@ from ekiden.readers.kinds import arrays
 from ekiden.readers.kinds.arrays import Arrays, with_channels
 from ekiden.readers.kinds.images import Images, decode
 from ekiden.readers.raster import split
-from ekiden.readers.undecoded import PARTS, Raw, named_twice, natural
+from ekiden.readers.undecoded import PARTS, Raw, all_are, named_twice, natural
 
 SUFFIXES = raster.SUFFIXES | {*medical.DICOM, *medical.NIFTI}
 READABLE = (*frames.SUFFIXES, *arrays.SUFFIXES)
@@ -40,7 +40,7 @@ _CLUTTER = ("Thumbs.db", "desktop.ini", "DICOMDIR")
 _HIDDEN = (".", "__", "~$", "@eaDir", "$RECYCLE.BIN", "lost+found", "System Volume Information")
 
 
-def find(path: Path) -> tuple[Path, Path | None]:
+def find(path: Path) -> list[Path]:
     """Return the training part and, if there is one, the test part of the data at `path`."""
     if not path.exists():
         raise _not_there(path)
@@ -52,13 +52,16 @@ def find(path: Path) -> tuple[Path, Path | None]:
             )
         sibling = path.with_name(path.name.replace("train", "test"))
         if sibling != path and sibling.is_file():
-            return path, sibling
-        return path, None
+            return [path, sibling]
+        return [path]
     there = {part.name.lower(): part for part in sorted(path.iterdir())}
-    for name in (*(f"train{suffix}" for suffix in READABLE), "train"):
-        if name in there:
-            return there[name], there.get(name.replace("train", "test"))
-    return path, None
+    for suffix in (*READABLE, ""):
+        train, test = f"train{suffix}", f"test{suffix}"
+        if train in there and test in there:
+            return [there[train], there[test]]
+        if train in there:
+            return [there[train]]
+    return [path]
 
 
 def _not_there(path: Path) -> UserError:
@@ -79,7 +82,8 @@ def files(table: Path, reading: Reading, usual: columns.Columns) -> Iterator[tup
     table.
     """
     yield "", table
-    yield from ((name, split(table.parent / name)[0]) for name in _beside(table, reading, usual))
+    for name in _beside(table, reading, usual):
+        yield name, split(table.parent / name)[0]
 
 
 def walked(root: Path, reading: Reading) -> tuple[list[tuple[str, Path]], Counter[str]]:
@@ -136,22 +140,23 @@ def _beside(table: Path, reading: Reading, usual: columns.Columns) -> list[str]:
     """
     import pyarrow as pa
 
-    suffix = table.suffix.lower()
+    suffix, cells = table.suffix.lower(), list[Any]()
     if suffix in arrays.SUFFIXES:
         return []
     try:
         if suffix == ".parquet":
             with frames.parquet(table) as file:
-                head = file.schema_arrow.empty_table()
-                cells = [_paths(file, name) for name in _pictured(head, reading, usual)]
+                for name in _pictured(file.schema_arrow.empty_table(), reading, usual):
+                    cells += _paths(file, name)
         elif suffix in (".csv", ".tsv") and not _may_name_images(table, reading, usual):
             return []
         else:
             found = frames.arrow(table, str(table))
-            cells = [found[name].to_pylist() for name in _pictured(found, reading, usual)]
+            for name in _pictured(found, reading, usual):
+                cells += found[name].to_pylist()
     except (pa.ArrowException, OSError, KeyError, UserError):
         return []
-    names = {cell for each in cells for cell in each if isinstance(cell, str) and cell}
+    names = {cell for cell in cells if isinstance(cell, str) and cell}
     return sorted(name for name in names if split(table.parent / name)[0].is_file())
 
 
@@ -201,7 +206,9 @@ def read(root: Path, reading: Reading) -> Raw:
         raise UserError(
             f"{root} holds no image: {no_image(root)}. Put images into class folders (cat/1.png)"
         )
-    levels = {name.count("/") for name, _ in found}
+    names, paths = zip(*found, strict=True)
+    folders = [name.split("/")[:-1] for name in names]
+    levels = {*map(len, folders)}
     if levels not in ({1}, {2}):
         where = f"at {len(levels)} levels"
         if levels == {0}:
@@ -210,10 +217,9 @@ def read(root: Path, reading: Reading) -> Raw:
             f"{root} must hold {kind.words} in class folders (cat/1.png) or all in domain/class "
             f"folders (photo/cat/1.png); found {len(found)} {kind.words} {where}."
         )
-    folders = np.array([name.split("/")[:-1] for name, _ in found])
-    domain = None
+    above, domain = np.array(folders), None
     if levels == {2}:
-        domain = folders[:, 0]
+        domain = above[:, 0]
         named = {name for name in np.unique(domain).tolist() if name.lower() in PARTS}
         if len(named) > 1:
             raise UserError(
@@ -225,28 +231,31 @@ def read(root: Path, reading: Reading) -> Raw:
             f"{counted(left.total(), 'file')} below {root} not read as {kind.words} "
             f"({listed(left)})"
         )
-    return Raw(str(root), [file for _, file in found], folders[:, -1], domain, kind=kind)
+    return Raw(str(root), list(paths), above[:, -1], domain, kind=kind)
 
 
 def check_class_folders(parts: Sequence[Path], reading: Reading) -> None:
     """Refuse folders of tables, and a class or domain without any image: its name would vanish."""
-    folders = [part for part in parts if part.is_dir()]
-    images, tables = list[list[str]](), list[str]()
+    folders = list(filter(Path.is_dir, parts))
+    images, tables = list[tuple[str, Path]](), list[str]()
     for part in folders:
-        images += [name.split("/")[:-1] for name, _ in walked(part, reading)[0]]
+        images += walked(part, reading)[0]
         tables += [path.name for path in part.iterdir() if path.suffix in frames.SUFFIXES]
     if tables and not images:
         raise UserError(
             f"{folders[0]} is a folder of tables ({min(tables)}, ...): name one of them, or give "
             "the folder as --silos if each is a silo"
         )
-    depth = max((len(above) for above in images), default=0)
-    for level in range(depth):
-        known = {above[level] for above in images if len(above) > level}
+    # at each level below the parts, the folders that lead to an image
+    known = defaultdict[int, set[str]](set)
+    for name, _ in images:
+        for level, above in enumerate(name.split("/")[:-1]):
+            known[level].add(above)
+    for level, names in known.items():
         for part in folders:
             for found in sorted(part.glob("*/" * level + "*/")):
                 inside = found.relative_to(part).parts
-                if found.name not in known and not any(name.startswith(_HIDDEN) for name in inside):
+                if found.name not in names and not any(name.startswith(_HIDDEN) for name in inside):
                     raise UserError(
                         f"the folder {found} holds no image ({no_image(found)}), so {found.name!r} "
                         "would be empty: put images there, or remove the folder"
@@ -303,14 +312,8 @@ def raw_of(source: Any, what: str) -> Raw:
 
 
 def _raw(x: Tensor, y: Any, what: str, classes: tuple[str, ...] = ()) -> Raw:
-    names = (
-        isinstance(y, np.ndarray)
-        and y.ndim == 1
-        and len(y) > 0
-        and all(isinstance(label, str) for label in y)
-    )
     tokens = False
-    if names:
+    if isinstance(y, np.ndarray) and y.ndim == 1 and len(y) and all_are(str, y):
         label = y.astype(np.str_)
     else:
         try:
@@ -370,7 +373,7 @@ def _array(part: Any, what: str) -> Any:
         raise UserError(
             f"{what} holds rows of different lengths: give each sample the same shape"
         ) from None
-    if array.dtype == object and not all(isinstance(value, str) for value in array.flat):
+    if array.dtype == object and not all_are(str, array.flat):
         raise UserError(
             f"{what} holds values that are not numbers: give numbers, or name the columns to use"
         )
@@ -393,7 +396,7 @@ def _collected(pairs: Any, what: str) -> tuple[Tensor, Any]:
             _say_random(items, pairs, what)
         xs, ys = zip(*items, strict=True)
         labels = _labels(ys)
-        if all(isinstance(x, Image.Image) for x in xs):
+        if all_are(Image.Image, xs):
             opened = Raw(what, xs, np.zeros(len(xs), dtype=np.int64), kind=Images)
             return decode([[opened]], Images())[0], labels
         tensors = [*map(_tensor, xs)]
@@ -434,7 +437,7 @@ def _labels(ys: Sequence[Any]) -> Any:
     """Return the labels of pairs: names; whole numbers as int64; other numbers, arrays and masks
     unchanged.
     """
-    if all(isinstance(y, str) for y in ys):
+    if all_are(str, ys):
         return np.array(ys, dtype=np.str_)
     if isinstance(ys[0], Image.Image):
         return torch.stack([*map(_tensor, ys)])
@@ -473,7 +476,9 @@ class Holding:
     @property
     def parts(self) -> list[Raw]:
         """Return the training part and, if there is one, the test part."""
-        return [part for part in (self.train, self.test) if part is not None]
+        if self.test is None:
+            return [self.train]
+        return [self.train, self.test]
 
 
 def hold(
@@ -488,13 +493,6 @@ def hold(
     `usual` are names of columns that mean something if `reading` does not say so.
     """
     what = what or (f"silo {name}" if name else "the table")
-    if type(source) is dict and any(
-        isinstance(part, Tensor) and part.ndim != 1 for part in source.values()
-    ):
-        raise UserError(
-            f"{what} is a dict of tensors ({', '.join(source)}): give (inputs, labels), a pair of "
-            "them"
-        )
     if frames.is_frame(source) or type(source) is dict:
         return Holding(name, columns.samples(frames.arrow(source, what), what, reading, usual))
     if not isinstance(source, str | PathLike):
@@ -511,7 +509,7 @@ def hold(
             )
         return Holding(name, raw_of(source, what))
     path = Path(source).expanduser()
-    parts = [part for part in find(path) if part is not None]
+    parts = find(path)
     check_class_folders(parts, reading)
     return Holding(name, *(read_part(part, reading, usual) for part in parts))
 
@@ -564,7 +562,8 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
         y = y.astype(np.int64)
     if y.dtype.kind == "f" or y.ndim == 2:
         y = y.astype(np.float64)
-    owners = [name or usual for name, usual in zip(named, ("group", "domain", "", ""), strict=True)]
+    group, domain, subject, time = named
+    owners = (group or "group", domain or "domain", subject, time)
     for name in (label, *owners):
         if name in found and len(found[name]) != len(x):
             raise UserError(
@@ -578,7 +577,6 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
             f"groups, domains, subjects and times of {source} cannot be read: {first_line(error)}"
         ) from None
     cells = Cells(owned, source, reading.writing, owned.column_names)
-    group, domain, subject = (columns.owners_of(owned, name, source, cells) for name in owners[:3])
     if unused := sorted({*found} - {sample, *labels, *filter(None, owners)}):
         tell(
             f"{source} holds {', '.join(unused)}, which nothing uses: say what they mean, as by "
@@ -588,12 +586,12 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
         source,
         arrays.samples(x, source).numpy(),
         y,
-        domain,
-        group,
+        cells.owners(owners[1]),
+        cells.owners(owners[0]),
         kind=arrays.Arrays,
         targets=(label,),
-        subject=subject,
-        time=cells.time(reading.time_column),
+        subject=cells.owners(subject),
+        time=cells.time(time),
     )
 
 
@@ -603,7 +601,7 @@ def named_silos(given: Sequence[str]) -> dict[str, Path]:
     Their paths are given, each with or without a name as in north=n.csv; or one folder that holds a
     file or a folder for each; or one TOML file that names them.
     """
-    named = [_name_and_path(text) for text in given]
+    named = [*map(_name_and_path, given)]
     paths = [path for _, path in named]
     for path in paths:
         if not path.exists():
@@ -613,16 +611,7 @@ def named_silos(given: Sequence[str]) -> dict[str, Path]:
     if len(paths) == 1 and paths[0].suffix == ".toml":
         return _from_toml(paths[0])
     if len(paths) == 1 and paths[0].is_dir():
-        inside = sorted(paths[0].iterdir(), key=lambda p: natural(p.stem))
-        shown = [p for p in inside if not p.name.startswith(_HIDDEN) and p.name not in _CLUTTER]
-        found = [p for p in shown if p.is_dir() or p.suffix.lower() in READABLE]
-        if not found:
-            raise UserError(
-                f"{paths[0]} holds no folder and no file of a silo: put one for each silo there"
-            )
-        if left := [p.name for p in shown if p not in found]:
-            tell(f"{counted(len(left), 'file')} in {paths[0]} not read as a silo: {listed(left)}")
-        paths = found
+        paths = _silos_in(paths[0])
     if len(paths) == 1:
         raise UserError(
             f"a federation needs two silos or more: {paths[0]} alone is one data set (--data)"
@@ -630,9 +619,29 @@ def named_silos(given: Sequence[str]) -> dict[str, Path]:
     stems = [silo_name(p.name if p.is_dir() else p.stem) for p in paths]
     if len(set(stems)) < len(stems):
         stems = [silo_name(f"{p.parent.name}-{s}") for p, s in zip(paths, stems, strict=True)]
+    # a folder of silos has one path and two silos or more, without names
     if len(paths) == len(named):
         stems = [name or stem for (name, _), stem in zip(named, stems, strict=True)]
-    return _by_name(list(zip(stems, paths, strict=True)))
+    return _by_name(stems, paths)
+
+
+def _silos_in(folder: Path) -> list[Path]:
+    """Return the folders and files of silos in a folder, and name other files."""
+    found, left = list[Path](), list[str]()
+    for part in sorted(folder.iterdir(), key=lambda part: natural(part.stem)):
+        if part.name.startswith(_HIDDEN) or part.name in _CLUTTER:
+            continue
+        if part.is_dir() or part.suffix.lower() in READABLE:
+            found.append(part)
+        else:
+            left.append(part.name)
+    if not found:
+        raise UserError(
+            f"{folder} holds no folder and no file of a silo: put one for each silo there"
+        )
+    if left:
+        tell(f"{counted(len(left), 'file')} in {folder} not read as a silo: {listed(left)}")
+    return found
 
 
 def written(found: Mapping[str, Path]) -> tuple[str, ...]:
@@ -669,17 +678,12 @@ def _from_toml(path: Path) -> dict[str, Path]:
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
     found = values.get("silos")
-    if (
-        set(values) != {"silos"}
-        or not isinstance(found, dict)
-        or not all(isinstance(p, str) for p in found.values())
-    ):
+    if not isinstance(found, dict) or len(values) > 1 or not all_are(str, found.values()):
         raise UserError(
             f'{path} must name the silos in one table, as in [silos] north = "north.csv"'
         )
-    made = _by_name(
-        [(silo_name(name), path.parent / Path(p).expanduser()) for name, p in found.items()]
-    )
+    paths = [path.parent / Path(p).expanduser() for p in found.values()]
+    made = _by_name([*map(silo_name, found)], paths)
     for name, file in made.items():
         if not file.exists():
             raise UserError(f"{path}: there is no file or folder {str(file)!r} for the silo {name}")
@@ -688,7 +692,7 @@ def _from_toml(path: Path) -> dict[str, Path]:
     return made
 
 
-def _by_name(named_: list[tuple[str, Path]]) -> dict[str, Path]:
-    if twice := named_twice([name for name, _ in named_]):
+def _by_name(names: Sequence[str], paths: Sequence[Path]) -> dict[str, Path]:
+    if twice := named_twice(names):
         raise UserError(f"two silos are called {twice!r}: rename one, or name them in a TOML file")
-    return dict(named_)
+    return dict(zip(names, paths, strict=True))

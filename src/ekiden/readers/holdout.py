@@ -6,7 +6,7 @@ held out; samples of equal time stay together. With both, a subject counts as re
 sample, and all its samples are held out with it.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import chain, pairwise
@@ -227,20 +227,18 @@ def _whole(share: float, silo: Rows, unit: Rows, strata: Rows, some: bool) -> Ma
     """Return for each unit whether it is held out: in each silo, evenly from all strata."""
     count = int(unit.max()) + 1
     # of each unit, by silo
-    rows: list[Counter[int]] = [Counter() for _ in range(count)]
-    kinds: list[set[int]] = [set() for _ in range(count)]
+    rows = defaultdict[int, Counter[int]](Counter)
+    kinds, needed = defaultdict[int, set[int]](set), defaultdict[int, set[tuple[str, int]]](set)
     for s, u, kind in zip(silo.tolist(), unit.tolist(), strata.tolist(), strict=True):
         rows[u][s] += 1
         kinds[u].add(kind)
-    home = [max(held, key=lambda s: (held[s], -s)) for held in rows]
+        needed[u] |= {("silo", s), ("stratum", kind)}
+    home = [max(rows[u], key=lambda s: (rows[u][s], -s)) for u in range(count)]
     frequent = np.bincount(strata)
-    rarest = [min(each, key=lambda k: (frequent[k], k)) for each in kinds]
+    rarest = [min(kinds[u], key=lambda k: (frequent[k], k)) for u in range(count)]
     _, first = np.unique(unit, return_index=True)
     order = sorted(range(count), key=lambda u: (home[u], rarest[u], first[u]))
-    needed = [
-        [*(("silo", s) for s in rows[u]), *(("stratum", k) for k in kinds[u])] for u in range(count)
-    ]
-    left = Counter(chain.from_iterable(needed))
+    left = Counter(chain(*needed.values()))
     taken: Counter[int] = Counter()
     held = np.zeros(count, dtype=bool)
 
@@ -264,7 +262,7 @@ def _whole(share: float, silo: Rows, unit: Rows, strata: Rows, some: bool) -> Ma
     # what one stratum could not give, another gives
     for u in order:
         take_if_nearer(u, whole[home[u]])
-    if some and not held.any() and (possible := [u for u in order if free(u)]):
+    if some and not held.any() and (possible := [*filter(free, order)]):
         take(min(possible, key=lambda u: rows[u].total()))
     return held
 

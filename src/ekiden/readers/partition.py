@@ -1,9 +1,11 @@
 """Divide a data set among clients by one of the partitions of the literature."""
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from os import PathLike
 from typing import Any, ClassVar, Protocol
 
@@ -54,7 +56,7 @@ def divide(train_keys: Tensor, rows: Sequence[Rows], test_keys: Tensor) -> list[
     )
     train, test = np.split(codes, [len(train_keys)])
     clients = np.arange(len(rows))
-    client, key_of = np.repeat(clients, [len(r) for r in rows]), train[np.concatenate(rows)]
+    client, key_of = np.repeat(clients, [*map(len, rows)]), train[np.concatenate(rows)]
     sizes = np.zeros(len(rows), dtype=np.int64)
     owner = np.zeros(len(test), dtype=np.int64)
     orphans = [np.empty(0, dtype=np.int64)]
@@ -99,12 +101,12 @@ def share_out(
         raise UserError(
             f"val_fraction is the share for validation, from 0 to below 1; it is {val_fraction}."
         )
-    empty = [name for name, r in zip(names, rows, strict=True) if not len(r)]
-    if empty:
-        raise UserError(
-            f"client {empty[0]!r} would hold no training samples: take fewer clients or another "
-            "partition."
-        )
+    for name, held in zip(names, rows, strict=True):
+        if not len(held):
+            raise UserError(
+                f"client {name!r} would hold no training samples: take fewer clients or another "
+                "partition."
+            )
     parts = *_validation(dataset.train, rows, val_fraction), test_rows
     return _agreed(FederatedData(dataset, Shares(names, dataset, parts).clients()), mixed=mixed)
 
@@ -123,7 +125,8 @@ def _of_owners(
     dataset: Dataset, seed: int, val_fraction: float, names: Collection[str]
 ) -> FederatedData:
     """Divide the samples of some natural owners as if the others had never been there."""
-    owners = torch.tensor([k for k, name in enumerate(dataset.groups) if name in names])
+    groups = tuple(name for name in dataset.groups if name in names)
+    owners = torch.tensor([*map(dataset.groups.index, groups)])
 
     def owned(part: Samples) -> Samples:
         if part.group is None:
@@ -135,7 +138,7 @@ def _of_owners(
         dataset,
         train=owned(dataset.train),
         test=owned(dataset.test),
-        groups=tuple(dataset.groups[k] for k in owners.tolist()),
+        groups=groups,
     )
     if isinstance(left.task, ScaledTask):
         left = replace(left, task=scaled(left.task, left.train.y))
@@ -151,7 +154,7 @@ def _without_lost_classes(left: Dataset, before: Dataset) -> Dataset:
     if before.named or not isinstance(before.task, Classification):
         return left
     lost = _present(before) - _present(left)
-    kept = [k for k in range(len(before.classes)) if k not in lost]
+    kept = sorted({*range(len(before.classes))} - lost)
     numbers = tuple(map(str, range(len(before.classes))))
     if before.classes == numbers and not isinstance(before.inputs, Table):
         kept = list(range(max(kept) + 1))
@@ -170,8 +173,8 @@ def _validation(
 ) -> tuple[list[Rows], list[Rows]]:
     """Divide the rows of each client into those for training and those for validation."""
     if not share or (train.subject is None and train.time is None):
-        parts = [np.split(r, [int(share * len(r))]) for r in rows]
-        return [last for _, last in parts], [first for first, _ in parts]
+        first, last = zip(*(np.split(r, [int(share * len(r))]) for r in rows), strict=True)
+        return [*last], [*first]
     every = np.concatenate(rows)
     client = np.repeat(np.arange(len(rows)), [*map(len, rows)])
     known = dict[str, Any]()
@@ -270,7 +273,7 @@ class Dirichlet(Checked):
         self, classes: list[Rows], units: DealtUnits, clients: int, rng: Generator
     ) -> list[Rows]:
         full = units.sizes.sum() / clients
-        held: list[list[Rows]] = [[] for _ in range(clients)]
+        held = defaultdict[int, list[Rows]](list)
         sizes = np.zeros(clients, dtype=np.int64)
         for rows in classes:
             shuffled = rng.permutation(rows)
@@ -284,7 +287,7 @@ class Dirichlet(Checked):
             for client, part in enumerate(units.split(shuffled, cuts)):
                 held[client].append(part)
                 sizes[client] += units.sizes[part].sum()
-        return [np.concatenate(parts) for parts in held]
+        return [*map(np.concatenate, held.values())]
 
     def __str__(self) -> str:
         text = f"dirichlet:{self._beta()}"
@@ -325,10 +328,12 @@ class Domains:
             )
         # names() has checked this
         assert dataset.train.domain is not None
-        domain = numpy(dataset.train.domain)
-        held = [np.flatnonzero(domain == dataset.domains.index(name)) for name in names]
-        pieces = [self._pieces(dataset, rows, clients // len(names), rng) for rows in held]
-        return [pieces[k % len(names)][k // len(names)] for k in range(clients)]
+        domain, pieces = numpy(dataset.train.domain), list[list[Rows]]()
+        for name in names:
+            rows = np.flatnonzero(domain == dataset.domains.index(name))
+            pieces.append(self._pieces(dataset, rows, clients // len(names), rng))
+        # the first part of each domain, then the second
+        return [*chain(*zip(*pieces, strict=True))]
 
     def _pieces(self, dataset: Dataset, rows: Rows, parts: int, rng: Generator) -> list[Rows]:
         """Divide the rows of a domain."""
@@ -384,16 +389,16 @@ class Pathological(Checked):
             )
         takers: list[list[int]] = [[] for _ in present]
         for client in range(clients):
-            dealt = [len(t) for t in takers]
+            dealt = [*map(len, takers)]
             deck = rng.permutation(n)
             for c in sorted(deck, key=dealt.__getitem__)[:k]:
                 takers[c].append(client)
-        held: list[list[Rows]] = [[] for _ in range(clients)]
+        held = defaultdict[int, list[Rows]](list)
         for label, who in zip(present, takers, strict=True):
             shuffled = rng.permutation(np.flatnonzero(labels == label))
             for client, part in zip(who, units.even(shuffled, len(who)), strict=True):
                 held[client].append(part)
-        return [rng.permutation(units.rows(np.concatenate(parts))) for parts in held]
+        return [rng.permutation(units.rows(np.concatenate(held[k]))) for k in range(clients)]
 
     def __str__(self) -> str:
         return f"classes:{self.classes_per_client}"

@@ -37,7 +37,7 @@ from ekiden.readers.holdings import (
 from ekiden.readers.kinds import Images
 from ekiden.readers.partition import Natural, split
 from ekiden.readers.targets import in_order, with_labels_of
-from ekiden.readers.undecoded import Raw
+from ekiden.readers.undecoded import Raw, all_are
 
 
 @dataclass(frozen=True)
@@ -290,9 +290,7 @@ class _Request(AskedData):
                 f"cannot read {error.filename} ({error.strerror}): check that it is there."
             ) from error
         made = cache.cached(stem, content, lambda: assemble(held(), self))
-        train, test = (replace(part, classes=made.classes) for part in (made.train, made.test))
-        named = bool(self.classes)
-        return replace(made, name=self.name, train=train, test=test, named=named)
+        return replace(made, name=self.name, named=bool(self.classes))
 
 
 def join(
@@ -411,7 +409,7 @@ def _contents(
 ) -> Iterator[str | Path]:
     """Yield all that samples are made of: the files, and the images that they name."""
     for silo, path in sources.items():
-        parts = [part for part in find(path) if part is not None]
+        parts = find(path)
         check_class_folders(parts, reading)
         for number, part in enumerate(parts):
             if part.is_dir():
@@ -463,7 +461,8 @@ def _digits() -> tuple[Iterable[str], Callable[[], list[Holding]]]:
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        images = [Image.fromarray(i) for i in np.rint(digits.images * (255 / 16)).astype(np.uint8)]
+        pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+        images = [*map(Image.fromarray, pixels)]
         return [Holding("", Raw("digits", images, digits.target.astype(np.int64), kind=Images))]
 
     from importlib.metadata import version
@@ -517,8 +516,8 @@ def federate(
         names, sources = list(silos), list(silos.values())
     _check(sources, test, tests, names)
     how = reading(columns)
-    if names is None and all(isinstance(silo, str | PathLike) for silo in sources):
-        found = named_silos([fspath(silo) for silo in sources])
+    if names is None and all_are(str | PathLike, sources):
+        found = named_silos([*map(fspath, sources)])
         names, sources = list(found), list(found.values())
     names = names or [f"client-{k}" for k in range(len(sources))]
 
@@ -554,7 +553,7 @@ def _origin(
     sources: Sequence[Any], names: Sequence[str], task: Task | str | None, how: Reading
 ) -> Origin | None:
     """Return where the silos' data come from, if that are files that the command line can read."""
-    paths_only = all(isinstance(source, str | PathLike) for source in sources)
+    paths_only = all_are(str | PathLike, sources)
     if isinstance(task, Task) or not paths_only or "=" in "".join(names):
         return None
     paths = {name: Path(source).expanduser() for name, source in zip(names, sources, strict=True)}
@@ -567,7 +566,7 @@ def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[s
         raise UserError("the dict of silos has their names: leave out names")
     several = isinstance(silos, Sequence) and not isinstance(silos, str)
     # (inputs, labels) of one silo
-    arrays = several and all(isinstance(one, Tensor | np.ndarray) for one in silos)
+    arrays = several and all_are(Tensor | np.ndarray, silos)
     if not several or (arrays and len(silos) == 2):
         raise UserError(
             "federate needs a list with the samples of each silo, as in [(inputs, labels), "
@@ -585,8 +584,9 @@ def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[s
     for what, given in ("tests", tests), ("names", names):
         if given is not None and len(given) != len(silos):
             raise UserError(f"{len(given)} {what} for {len(silos)} silos: give one for each.")
-    if odd := [name for name in names or () if not isinstance(name, str)]:
-        raise UserError(f"names of silos are texts, not {odd[0]!r}: write it as {str(odd[0])!r}")
+    for name in names or ():
+        if not isinstance(name, str):
+            raise UserError(f"names of silos are texts, not {name!r}: write it as {str(name)!r}")
     if names is not None and "" in names:
         raise UserError("a silo's name is empty: give it one of letters and digits")
     if names is not None and len(set(names)) < len(names):

@@ -4,7 +4,7 @@ tensors.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, count
 
 import numpy as np
 import torch
@@ -71,14 +71,17 @@ def targets(
         chosen.labels(torch.from_numpy(_numbers(raw, chosen.kind)), len(raw), raw.source)
         for raw in raws
     ]
-    if len({part.shape[1:] for part in y}) > 1:
-        each = zip(raws, y, strict=True)
-        shapes = ", ".join(f"{raw.source}: {tuple(part.shape)}" for raw, part in each)
-        raise UserError(f"the labels differ in shape ({shapes}): give all samples the same labels")
+    each = zip(raws, y, strict=True)
+    shapes = {part.shape[1:]: f"{raw.source}: {tuple(part.shape)}" for raw, part in each}
+    if len(shapes) > 1:
+        raise UserError(
+            f"the labels differ in shape ({', '.join(shapes.values())}): give all samples the same "
+            "labels"
+        )
     if like is not None:
         return y, like.classes, chosen
     if isinstance(chosen, Segmentation) and classes is None:
-        _refuse_gaps(np.unique(torch.cat(y).numpy()).tolist(), first.source)
+        _refuse_gaps(np.setdiff1d(torch.cat(y).numpy(), IGNORED).tolist(), first.source)
     return y, _outputs(first, torch.cat(y), chosen, classes), chosen
 
 
@@ -110,11 +113,10 @@ def _chosen(raws: Sequence[Raw], task: Task | str | None, like: Dataset | None) 
     return _task_of(raws)
 
 
-def _refuse_gaps(labels: Sequence[int], source: str) -> None:
+def _refuse_gaps(classes: Sequence[int], source: str) -> None:
     """Refuse masks with numbers such as 0 and 255, of which most would be classes without a
     pixel.
     """
-    classes = [label for label in labels if label != IGNORED]
     if classes and classes[-1] >= 2 * len(classes):
         raise UserError(
             f"pixels of {source} have the labels {listed(classes, _SHOWN)} only: number classes "
@@ -137,13 +139,14 @@ def _task_of(raws: Sequence[Raw]) -> Task:
         )
     # One silo by itself may look like another task: each of its samples may have exactly one of two
     # labels.
-    found = [_task_of_part(raw) for raw in raws]
-    task = next((one for one in found if not isinstance(one, Classification)), found[0])
-    # Whole numbers of images, signals and tokens are classes.
-    pictures = [raw.positions and not (raw.given and np.ndim(raw.images) == 2) for raw in raws]
-    numbers = all(raw.label.dtype.kind in "iuf" and not raw.classes for raw in raws)
-    if not isinstance(task, Classification) or any(pictures) or not numbers:
-        return task
+    for task in [*map(_task_of_part, raws)]:
+        if not isinstance(task, Classification):
+            return task
+    for raw in raws:
+        # Whole numbers of images, signals and tokens are classes.
+        picture = raw.positions and not (raw.given and np.ndim(raw.images) == 2)
+        if picture or raw.classes or _are_names(raw.label):
+            return task
     different = len(np.unique(np.concatenate([raw.label for raw in raws])))
     # a score of 0 to 20 may be either; nobody has asked for as many classes without names
     if different > 20:
@@ -211,7 +214,8 @@ class _Labels:
 
     def present(self) -> list[int]:
         """Return the labels that occur, in order."""
-        return [int(label) for label in np.unique(self.y.numpy())]
+        found: list[int] = np.unique(self.y.numpy()).tolist()
+        return found
 
     def first(self, label: int) -> str:
         """Return where a label occurs first."""
@@ -219,13 +223,13 @@ class _Labels:
 
     def placed(self, order: tuple[str, ...]) -> Tensor:
         """Return labels with names as positions in `order`."""
-        place = {name: i for i, name in enumerate(order)}
-        strange = next((label for label in self.present() if self.names[label] not in place), None)
-        if strange is not None:
-            raise UserError(
-                f"label {self.names[strange]!r} in {self.first(strange)} is not among the classes: "
-                f"{', '.join(order)}"
-            )
+        place = dict(zip(order, count()))
+        for label in self.present():
+            if self.names[label] not in place:
+                raise UserError(
+                    f"label {self.names[label]!r} in {self.first(label)} is not among the classes: "
+                    f"{', '.join(order)}"
+                )
         return torch.tensor([place.get(name, -1) for name in self.names])[self.y]
 
 
@@ -240,20 +244,8 @@ def _classes(
     """
     parts = [_read(raw, like) for raw in raws]
     order = like.classes if like is not None else tuple(given or ())
-    if not order and all(part.numbered for part in parts):
-        order = _numbered(parts)
-    elif not order:
-        if nameless := next((part for part in parts if not part.names), None):
-            one = next(part for part in parts if not part.numbered)
-            raise UserError(
-                f"the labels of {one.raw.source} are names, but those of {nameless.raw.source} are "
-                "numbers of unknown "
-                "classes: use names everywhere, or name the classes in order by classes="
-            )
-        order = parts[0].names
-        if any(part.names != order for part in parts):
-            together = set(chain.from_iterable(part.names for part in parts))
-            order = tuple(sorted(together, key=natural))
+    if not order:
+        order = _together(parts)
     if len(order) < 2 and raws[0].targets and not raws[0].kind.positions:
         raise UserError(
             f"all labels in {raws[0].source} are {order[0]!r}: classification needs two classes or "
@@ -300,18 +292,36 @@ def _read(raw: Raw, like: Dataset | None) -> _Labels:
     )
 
 
+def _together(parts: Sequence[_Labels]) -> tuple[str, ...]:
+    """Return the classes of all parts, if nobody names them."""
+    if all(part.numbered for part in parts):
+        return _numbered(parts)
+    each = {part.names for part in parts}
+    if () in each:
+        named_ = next(part for part in parts if not part.numbered)
+        nameless = next(part for part in parts if not part.names)
+        raise UserError(
+            f"the labels of {named_.raw.source} are names, but those of {nameless.raw.source} are "
+            "numbers of unknown classes: use names everywhere, or name the classes in order by "
+            "classes="
+        )
+    if len(each) == 1:
+        return parts[0].names
+    return tuple(sorted({*chain(*each)}, key=natural))
+
+
 def _numbered(parts: Sequence[_Labels]) -> tuple[str, ...]:
     """Return the names of numbered classes. Their count comes from the parts' own names, or else
     from the labels.
     """
-    present = {label for part in parts for label in part.present()}
-    known, high = max(len(part.names) for part in parts), max(present)
-    gaps = (k for k in range(high) if k not in present)
-    if high >= known and (
-        missing := [str(k) for k, _ in zip(gaps, range(_SHOWN + 1), strict=False)]
-    ):
-        shown = ", ".join(missing[:_SHOWN])
-        if len(missing) > _SHOWN:  # labels may be in billions
+    present = np.unique(torch.cat([part.y for part in parts]).numpy())
+    known, high = max(len(part.names) for part in parts), int(present[-1])
+    # labels may be in billions, but as many numbers as this hold the first gaps
+    few = min(high, len(present) + _SHOWN + 1)
+    gaps = [*map(str, np.setdiff1d(np.arange(few), present))]
+    if high >= known and gaps:
+        shown = ", ".join(gaps[:_SHOWN])
+        if len(gaps) > _SHOWN:
             shown += ", ..."
         largest = next(part for part in parts if high in part.present())
         raise UserError(
@@ -350,7 +360,7 @@ def with_labels_of(dataset: Dataset, task: str) -> Dataset:
             "--task"
         )
     try:
-        values = torch.tensor([float(name) for name in dataset.classes])
+        values = torch.tensor([*map(float, dataset.classes)])
     except ValueError:
         raise UserError(
             f"the labels of {dataset.name} are names, but regression needs numbers: leave out "
@@ -394,5 +404,5 @@ def in_order(dataset: Dataset, classes: Sequence[str]) -> Dataset:
     for name in dataset.classes:
         if name not in classes:
             raise unknown("class in the data", name, classes)
-    number = torch.tensor([classes.index(name) for name in dataset.classes])
+    number = torch.tensor([*map(classes.index, dataset.classes)])
     return relabelled(dataset, number, tuple(classes))

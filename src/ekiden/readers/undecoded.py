@@ -1,8 +1,9 @@
 """A part of a data set as its files hold it, undecoded."""
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -124,7 +125,20 @@ def composed(names: Iterable[str]) -> tuple[str, ...]:
 
 def named_twice(names: Sequence[str]) -> str:
     """Return the first name that is there twice; "" if there is none."""
-    return next((name for name in names if names.count(name) > 1), "")
+    for name in names:
+        if names.count(name) > 1:
+            return name
+    return ""
+
+
+def not_in(known: Container[str], names: Iterable[str]) -> list[str]:
+    """Return the names that are not among the known ones, in their order."""
+    return [name for name in names if name not in known]
+
+
+def all_are(kind: Any, values: Iterable[Any]) -> bool:
+    """Return whether all values are of this type, or of one of these types."""
+    return all(isinstance(value, kind) for value in values)
 
 
 def _composed(values: NDArray[Any]) -> NDArray[Any]:
@@ -172,21 +186,25 @@ def owners(
     if (given := _values_of(parts, what)) is None:
         return [None] * len(parts), ()
     names = parts[0].domains if what == "domain" else ()
-    if not names and set(preferred) >= {str(v) for part in given for v in np.unique(part)}:
+    if not names and set(preferred) >= {*map(str, np.unique(np.concatenate(given)))}:
         names = preferred
-    if names and all(p.dtype.kind == "i" for p in given):
-        given = [np.array(names)[p] if p.min() >= 0 and p.max() < len(names) else p for p in given]
-    found, inverse = np.unique(
-        np.concatenate([p.astype(np.str_) for p in given]), return_inverse=True
-    )
-    order = names or tuple(sorted(map(str, found), key=natural))
-    place = {name: i for i, name in enumerate(order)}
-    if strange := next((str(f) for f in found if str(f) not in place), None):
-        source = parts[0].source
-        raise UserError(
-            f"{what} {strange!r} in {source} is not among the {what} names: {', '.join(order)}."
-        )
-    return _cut(np.array([place[str(f)] for f in found], dtype=np.int64)[inverse], given), order
+    if names and {part.dtype.kind for part in given} == {"i"}:
+        for k, part in enumerate(given):
+            # positions of names, unless names are numbers themselves
+            if part.min() >= 0 and part.max() < len(names):
+                given[k] = np.array(names)[part]
+    each, inverse = np.unique(np.concatenate(given).astype(np.str_), return_inverse=True)
+    found = each.tolist()
+    order = names or tuple(sorted(found, key=natural))
+    place = dict(zip(order, count()))
+    for name in found:
+        if name not in place:
+            raise UserError(
+                f"{what} {name!r} in {parts[0].source} is not among the {what} names: "
+                f"{', '.join(order)}."
+            )
+    numbers = np.array([*map(place.get, found)], dtype=np.int64)
+    return _cut(numbers[inverse], given), order
 
 
 def subjects(parts: Sequence[Raw]) -> list[Tensor | None]:
@@ -204,14 +222,15 @@ def times(parts: Sequence[Raw]) -> list[Tensor | None]:
     """
     if (given := _values_of(parts, "time")) is None:
         return [None] * len(parts)
-    odd = next((k for k, values in enumerate(given) if values.dtype != given[0].dtype), None)
-    if odd is not None:
+    for part, values in zip(parts, given, strict=True):
+        if values.dtype == given[0].dtype:
+            continue
         one, other = "dates", "numbers"
-        if given[odd].dtype.kind == "M":
+        if values.dtype.kind == "M":
             one, other = other, one
         raise UserError(
-            f"the times of {parts[0].source} are {one}, those of {parts[odd].source} {other}: "
-            "write all as 2024-01-31, 2024-01-31 10:30:00, or as numbers"
+            f"the times of {parts[0].source} are {one}, those of {part.source} {other}: write all "
+            "as 2024-01-31, 2024-01-31 10:30:00, or as numbers"
         )
     if given[0].dtype.kind == "M":
         # microseconds
