@@ -19,7 +19,7 @@ BUDGET = {
     "core": 89_840,
     "methods": 112_330,
     "readers": 55_500,
-    "care": 12_590,
+    "care": 12_470,
     "clinic": 22_590,
     "runs": 31_960,
     "silos": 54_750,

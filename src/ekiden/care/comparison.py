@@ -1,10 +1,12 @@
 """Name silos that differ from the others, by what all of them tell, or hold, of each column."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from math import floor, inf
+from math import floor, inf, nan
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.care.spelling import nothing_in_common, shortened
@@ -32,31 +34,30 @@ def differing(
         least: a distance that silos seldom have by nature.
         shown: what each silo has, in words.
     """
-    odd = _apart(distances, least)
-    if not odd:
+    # silos of which nobody has a value have no distances
+    if len(silos) < 2:
         return
-    if len(odd) == len(silos):
+    odd = _apart(distances, least)
+    if odd.all():
         # of two equal groups it is open which one is wrong
-        each = listed(f"{silo} ({text})" for silo, text in zip(silos, shown, strict=True))
+        each = listed(map("{} ({})".format, silos, shown))
         yield f"{what} differs between silos: {each}"
         return
-    usual = next(k for k in range(len(silos)) if k not in odd)
-    for k in odd:
+    usual = int(odd.argmin())
+    for k in np.flatnonzero(odd).tolist():
         yield (
             f"{what} of {silos[k]} differs from other silos ({shown[k]}; {shown[usual]} at "
             f"{silos[usual]})"
         )
 
 
-def _apart(distances: Numbers, least: float) -> list[int]:
+def _apart(distances: Numbers, least: float) -> NDArray[np.bool]:
     """Return which silos are not in the largest group; all of them if two groups are the
     largest.
     """
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
 
-    if len(distances) < 2:
-        return []
     # farther makes no difference, and neither infinity nor NaN can be linked
     finite = np.nan_to_num(distances).clip(max=1e9)
     links = linkage(squareform(finite, checks=False), "single")
@@ -67,9 +68,11 @@ def _apart(distances: Numbers, least: float) -> list[int]:
         sizes = np.bincount(groups)
         # without a majority, silos differ by nature
         if 2 * sizes.max() >= len(groups):
-            alone = (sizes == sizes.max()).sum() == 1
-            return [k for k, group in enumerate(groups) if not alone or group != sizes.argmax()]
-    return []
+            odd: NDArray[np.bool] = groups != sizes.argmax()
+            if (sizes == sizes.max()).sum() > 1:
+                odd[:] = True
+            return odd
+    return np.zeros(len(distances), dtype=bool)
 
 
 def compare_sums(told: Sequence[ColumnSums]) -> Iterator[str]:
@@ -86,32 +89,38 @@ def compare_sums(told: Sequence[ColumnSums]) -> Iterator[str]:
     yield from with_check(_empty(told), check)
     strange = list[str]()
     for column in told[0].categories:
-        each = {one.silo: {c: n for c, n in one.categories[column].items() if c} for one in told}
+        each = _named(told, column)
         what = f"category of column {column!r}"
         strange += [nothing_in_common(each, what), shortened(each)]
-    yield from with_check(filter(None, strange), "check that categories mean the same everywhere")
+    yield from with_check(strange, "check that categories mean the same everywhere")
 
 
-def sums_of_arrays(parts: Mapping[str, Tensor]) -> list[ColumnSums]:
-    """Return the moments of each channel of parts (n, C, ...), or of all values (n, d)."""
-    found = list[ColumnSums]()
-    for name, part in parts.items():
-        # some hundred samples, from all over a part, tell enough
-        x = part[:: max(1, len(part) // 200)].double().cpu().numpy()
-        columns = {"the input": x}
-        # a signal of more channels is an embedding of many places
-        if x.ndim > 2 and 1 < x.shape[1] <= 32:
-            columns = {f"channel {k} of the input": x[:, k] for k in range(x.shape[1])}
-        moments = dict[str, ColumnMoments]()
-        for what, values in columns.items():
-            moments[what] = ColumnMoments.of(values[~np.isnan(values)], what)
-        found.append(ColumnSums(moments, {}, {}, silo=name))
-    return found
+def sums_of_array(silo: str, samples: Tensor) -> ColumnSums:
+    """Return the moments of each channel of samples (n, C, ...), or of all values (n, d)."""
+    # some hundred samples, from all over, tell enough
+    x = samples[:: max(1, len(samples) // 200)].double().cpu().numpy()
+    columns = {"the input": x}
+    # a signal of more channels is an embedding of many places
+    if x.ndim > 2 and 1 < x.shape[1] <= 32:
+        columns = {f"channel {k} of the input": x[:, k] for k in range(x.shape[1])}
+    moments = dict[str, ColumnMoments]()
+    for what, values in columns.items():
+        moments[what] = ColumnMoments.of(values[~np.isnan(values)], what)
+    return ColumnSums(moments, {}, {}, silo=silo)
+
+
+def _named(told: Sequence[ColumnSums], column: str) -> dict[str, dict[str, int]]:
+    """Return the categories of a column at each silo, without the rows that have none."""
+    named = dict[str, dict[str, int]]()
+    for one in told:
+        named[one.silo] = dict(one.categories[column])
+        named[one.silo].pop("", None)
+    return named
 
 
 def with_check(lines: Iterable[str], check: str) -> Iterator[str]:
-    """Yield lines as one, with what to check; nothing if there are none."""
-    if found := list(lines):
+    """Yield lines that are not empty as one, with what to check; nothing if there are none."""
+    if found := list(filter(None, lines)):
         yield f"{listed(found, sign='; ')}: {check}"
 
 
@@ -131,17 +140,17 @@ def _other_units(told: Sequence[ColumnSums]) -> Iterator[str]:
         # moments of fewer values are off by chance, and one value has no spread
         each = dict[str, ColumnMoments]()
         for one in told:
-            if one.moments[column].count >= 10 and one.moments[column].deviation:
-                each[one.silo] = one.moments[column]
+            own = one.moments[column]
+            if own.count >= 10 and own.deviation:
+                each[one.silo] = own
         moments = list(each.values())
-        codes = [*map(_code, moments)]
+        codes = np.array([*map(_code, moments)])
         shown = [f"mean {one.mean:.4g} ± {one.deviation:.3g}" for one in moments]
         distances = _distances(moments)
-        if None not in codes:
-            low = np.array(codes, dtype=np.float64)
+        if not np.isnan(codes).any():
             # how many have which of two values, silos decide; not which values these are
-            distances = np.where(low[:, None] == low, 0.0, inf)
-            shown = [f"{one} or {one + 1}" for one in map(int, low)]
+            distances = np.where(codes[:, None] == codes, 0.0, inf)
+            shown = [f"{one} or {one + 1}" for one in map(int, codes)]
         # one is reached by four deviations between means, or by one 15 times the other
         yield from differing(_shown(column, told[0]), list(each), distances, 1.0, shown)
 
@@ -160,9 +169,9 @@ def _distances(told: Sequence[ColumnMoments]) -> Numbers:
     return np.asarray(far + wide)
 
 
-def _code(told: ColumnMoments) -> int | None:
+def _code(told: ColumnMoments) -> float:
     """Return the lower of the two values if all are two whole numbers that are next to each other,
-    otherwise None.
+    otherwise NaN.
 
     The variance of values between two such numbers is largest if they are these numbers.
     """
@@ -170,20 +179,20 @@ def _code(told: ColumnMoments) -> int | None:
     share = told.mean - low
     if share and abs(told.squares / told.count - share * (1 - share)) < 1e-9:
         return low
-    return None
+    return nan
 
 
 def _flat_numbers(told: Sequence[ColumnSums]) -> Iterator[str]:
     """Yield a line for each column that has one value at some silos, and several at others."""
     for column in told[0].moments:
-        each = {one.silo: one.moments[column] for one in told}
-        varied = [moments for moments in each.values() if moments.deviation]
+        varied = [one.moments[column] for one in told if one.moments[column].deviation]
         usual = ColumnMoments.together(varied)
         flat = dict[str, str]()
-        for silo, moments in each.items():
+        for one in told:
+            moments = one.moments[column]
             one_value = moments.count >= _LEAST_FLAT and not moments.deviation
             if one_value and not _rarely_else(moments, usual):
-                flat[silo] = f"{moments.mean:.4g}"
+                flat[one.silo] = f"{moments.mean:.4g}"
         yield from _flat(_shown(column, told[0]), flat, len(varied))
 
 
@@ -192,8 +201,9 @@ def _flat_categories(told: Sequence[ColumnSums]) -> Iterator[str]:
     for column in told[0].categories:
         flat = dict[str, str]()
         varied = 0
+        named = _named(told, column)
         for one in told:
-            names = {name: n for name, n in one.categories[column].items() if name}
+            names = named[one.silo]
             varied += len(names) > 1
             # categories of few rows are not reported
             if len(names) == 1 and sum(names.values()) >= max(_LEAST_FLAT, one.least_rows):
@@ -209,7 +219,7 @@ def _flat(column: str, flat: Mapping[str, str], varied: int) -> Iterator[str]:
     """
     by_nature = len(flat) > 2 and len({*flat.values()}) > 1
     if not by_nature and 0 < len(flat) <= varied:
-        shown = listed(f"{silo} ({value})" for silo, value in flat.items())
+        shown = listed(map("{} ({})".format, flat, flat.values()))
         yield f"{column} hardly varies at {shown}, but does at other silos"
 
 
@@ -232,14 +242,14 @@ def _rarely_else(flat: ColumnMoments, others: ColumnMoments) -> bool:
 
 def _empty(told: Sequence[ColumnSums]) -> Iterator[str]:
     """Yield a line for each column that has values at some silos, but not at all of them."""
-    silos: dict[str, list[str]] = {}
+    silos = defaultdict[str, list[str]](list)
     for one in told:
         for name, gaps in one.missing.items():
             if gaps and not one.moments[name].count:
-                silos.setdefault(name, []).append(one.silo)
+                silos[name].append(one.silo)
         for name, categories in one.categories.items():
             if {*categories} == {""}:
-                silos.setdefault(name, []).append(one.silo)
+                silos[name].append(one.silo)
     for name, empty in silos.items():
         if len(empty) < len(told):
             yield f"column {name!r} has no values, or too few, at {listed(empty)}"

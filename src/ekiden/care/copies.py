@@ -1,7 +1,7 @@
 """Rules about samples that are there twice, or that are about the same patient as another one."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from ekiden.care.features import has_name_of_id
 from ekiden.care.seen import (
@@ -22,8 +21,9 @@ from ekiden.care.seen import (
     improbable,
     repeated,
     rows_of_several,
+    thumbnails,
 )
-from ekiden.core.base.errors import counted, listed
+from ekiden.core.base.errors import counted
 from ekiden.core.models.images import SHORTEST
 from ekiden.core.tasks import Classification
 from ekiden.readers.kinds import Arrays
@@ -43,9 +43,13 @@ def files_of_patients(seen: SeenData) -> Iterator[str]:
     others'.
     """
     raws = seen.raws
-    if any(raw.subject is not None or not isinstance(raw.images, list) for raw in raws):
-        return
-    files = Counter(split(one)[0] for raw in raws for one in raw.images if isinstance(one, Path))
+    files = Counter[Path]()
+    for raw in raws:
+        if raw.subject is not None or not isinstance(raw.images, list):
+            return
+        for one in raw.images:
+            if isinstance(one, Path):
+                files[split(one)[0]] += 1
     several = repeated(files)
     if several:
         yield (
@@ -54,9 +58,12 @@ def files_of_patients(seen: SeenData) -> Iterator[str]:
             "be in training and in the test: name the column of patients or files by "
             "--subject-column"
         )
-    # 00000013_005.png is a patient's fifth image
-    begins = [re.match(r"(.*\d.*)[ _-]", file.name) for file in files]
-    alike = repeated(Counter(match[1] for match in begins if match))
+    begins = Counter[str]()
+    for file in files:
+        # 00000013_005.png is a patient's fifth image
+        if match := re.match(r"(.*\d.*)[ _-]", file.name):
+            begins[match[1]] += 1
+    alike = repeated(begins)
     # fewer ways to begin may be days or scanners; a few files may have other names
     if len(alike) >= 10 and alike.total() >= 0.8 * len(files):
         yield (
@@ -70,7 +77,7 @@ def files_of_patients(seen: SeenData) -> Iterator[str]:
 def small_groups(seen: SeenData) -> Iterator[str]:
     """Say that a column that makes many silos of few rows may be the column of subjects."""
     column = seen.reading.group_column
-    groups = [raw.group.astype(np.str_) for raw in seen.raws if raw.group is not None]
+    groups = [raw.group for raw in seen.raws if raw.group is not None]
     if not column or not groups:
         return
     _, sizes = np.unique(np.concatenate(groups), return_counts=True)
@@ -174,7 +181,7 @@ def stored_again(seen: SeenData) -> Iterator[str]:
     # among few images, the second nearest says little
     if len(some) < 30 or not rows:
         return
-    small, other = (F.adaptive_avg_pool2d(x.float(), 8).flatten(1) for x in (some, test[rows]))
+    small, other = thumbnails(some).flatten(1), thumbnails(test[rows]).flatten(1)
     near = torch.cdist(other, small).topk(2, largest=False).values / small.shape[1] ** 0.5
     # losses change a thumbnail by up to three grey levels, and no other image is as near
     found = int(((near[:, 0] <= 3) & (4 * near[:, 0] <= near[:, 1])).sum())
@@ -210,17 +217,14 @@ def several_labels(seen: SeenData) -> Iterator[str]:
     if seen.prints is None or not classes:
         return
     prints = [*chain(*seen.prints)]
-    labels: dict[bytes, set[int]] = {}
+    labels = defaultdict[bytes, set[int]](set)
     for own, label in zip(prints, torch.cat([data.train.y, data.test.y]).tolist(), strict=True):
-        labels.setdefault(own, set()).add(label)
+        labels[own].add(label)
     several = [sorted(each) for each in labels.values() if len(each) > 1]
-    if not several:
-        return
     # if most of those that are twice have one label, rows are coarse: equal ones are other samples
     coarse = x.ndim == 2 and len(repeated(Counter(prints))) >= 2 * len(several)
-    by_chance = len(prints) ** 2 / 2 * chance(x)
-    if not coarse and improbable(len(several), by_chance):
-        names = listed(repr(data.classes[k]) for k in several[0])
+    if not coarse and improbable(len(several), len(prints) ** 2 / 2 * chance(x)):
+        names = seen.classes(several[0])
         is_ = "is" if len(several) == 1 else "are"
         yield (
             f"{counted(len(several), 'sample')} of {seen.raws[0].source} {is_} there with several "

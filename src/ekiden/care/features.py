@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -35,22 +36,25 @@ def ids(seen: SeenData) -> Iterator[str]:
     for name, columns in shared_columns(seen.raws):
         if DATE in (seen.raws[0].images.schema.field(name).metadata or {}):
             continue
-        parts = [set(pc.unique(column.drop_null()).to_pylist()) for column in columns]
-        different = set().union(*parts)
-        rows = sum(len(column) - column.null_count for column in columns)
+        different = set[Any]()
+        rows = different_in_each = 0
+        for column in columns:
+            own = pc.unique(column.drop_null()).to_pylist()
+            different.update(own)
+            different_in_each += len(own)
+            rows += len(column) - column.null_count
         # as few may be categories, whatever the name of the column
         if len(different) <= 10:
             continue
         if all(is_text(column.type) for column in columns):
             # in fewer rows, different texts prove nothing; a few ids may be there twice
-            own = rows >= 30 and len(different) >= 0.95 * rows
-            odd = own or has_name_of_id(name)
+            unlike = rows >= 30 and len(different) >= 0.95 * rows
+            odd = unlike or has_name_of_id(name)
         else:
             whole = all(value.is_integer() for value in different)
             # 0, 1, 2, ... in each silo, or in all together
-            different_in_each = sum(map(len, parts)) == rows
             without_gaps = max(different) - min(different) < len(different)
-            counts_rows = different_in_each and without_gaps and min(different) in (0, 1)
+            counts_rows = different_in_each == rows and without_gaps and min(different) in (0, 1)
             # fewer may be a rank, or a small scale
             odd = whole and ((counts_rows and rows >= 20) or has_name_of_id(name))
         if odd:

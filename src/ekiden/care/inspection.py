@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ekiden.care import copies, features, labels, silos
-from ekiden.care.comparison import compare_sums
+from ekiden.care.comparison import compare_sums, with_check
 from ekiden.care.seen import FEATURES, SeenData, rows_of_several
 from ekiden.care.spelling import (
     Names,
@@ -43,7 +43,9 @@ def sums(told: Sequence[ColumnSums], spelling: Spelling | None) -> list[ColumnSu
         return list(told)
     found = _spelled(told, spelling)
     if spelling != "keep":
-        _compare_classes({one.silo: one.classes for one in found})
+        held = {one.silo: one.classes for one in found}
+        strange = nothing_in_common(held), shortened(held)
+        _tell(with_check(strange, "check that a class means the same everywhere"))
     _tell(compare_sums(found))
     _compare_rows(found)
     return found
@@ -52,12 +54,6 @@ def sums(told: Sequence[ColumnSums], spelling: Spelling | None) -> list[ColumnSu
 def _tell(lines: Iterable[str]) -> None:
     for line in lines:
         tell(line)
-
-
-def _compare_classes(held: Mapping[str, Mapping[str, int]]) -> None:
-    """Say whether a silo shares no class with the others, or shortens their names."""
-    if strange := [*filter(None, (nothing_in_common(held), shortened(held)))]:
-        tell(f"{listed(strange, sign='; ')}: check that a class means the same everywhere")
 
 
 def _spelled(told: Sequence[ColumnSums], spelling: Spelling) -> list[ColumnSums]:
@@ -75,20 +71,28 @@ def _spelled(told: Sequence[ColumnSums], spelling: Spelling) -> list[ColumnSums]
         return list(told)
     merged = list[ColumnSums]()
     for one in told:
-        categories = {column: columns[column].merged(one.categories[column]) for column in columns}
+        categories = dict[str, Mapping[str, int]]()
+        for column, names in columns.items():
+            categories[column] = names.merged(one.categories[column])
         merged.append(replace(one, categories=categories, classes=label.merged(one.classes)))
     return merged
 
 
 def _compare_rows(told: Sequence[ColumnSums]) -> None:
     """Say how many rows several silos hold, and which silos do not tell."""
-    tells = {one.silo: one.rows for one in told if one.rows}
+    tells, secrets, silent = dict[str, Sequence[str]](), set[str](), list[str]()
+    for one in told:
+        if one.rows:
+            tells[one.silo] = one.rows
+            secrets.add(one.secret)
+        else:
+            silent.append(one.silo)
     if len(tells) > 1 and len(told[0].missing) + len(told[0].categories) >= FEATURES:
         _tell(rows_of_several(tells))
-    if len({one.secret for one in told if one.rows}) > 1:
+    if len(secrets) > 1:
         tell(
             f"rows of {listed(tells)} are not compared: write the same secret into [data] "
             "fingerprints at all silos"
         )
-    if tells and (silent := [one.silo for one in told if not one.rows]):
+    if tells and silent:
         tell(f"rows of {', '.join(silent)} are not compared: it told no fingerprints of them")

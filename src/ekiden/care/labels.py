@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from ekiden.care.seen import SeenData
+from ekiden.care.seen import WHOLE, SeenData
 from ekiden.core.base.errors import listed
 from ekiden.core.tasks import Classification, MultiLabel
 from ekiden.readers.kinds import Table
 
-_WHOLE = re.compile(r"-?\d{1,18}")
 _MARK = re.compile(r"-?(7{2,}|8{2,}|9+)|-[78]|-100")
 
 
@@ -24,14 +23,14 @@ def constant_labels(seen: SeenData) -> Iterator[str]:
         return
     y = torch.cat([data.train.y, data.test.y])
     same = (y == y[0]).all(0)
-    if isinstance(data.task, Classification) and bool(same):
+    if isinstance(data.task, Classification) and same:
         yield (
             f"all labels of {seen.source} are {data.classes[int(y[0])]!r}: a model learns nothing "
             "from one class; if other silos hold others, train together with them"
         )
-    if isinstance(data.task, MultiLabel) and bool(same.any()):
-        flat = [repr(data.classes[k]) for k in same.nonzero()[:, 0]]
-        yield f"the label {listed(flat)} of {seen.source} is the same in all rows: leave it out"
+    if isinstance(data.task, MultiLabel) and same.any():
+        flat = seen.classes(same.nonzero()[:, 0])
+        yield f"the label {flat} of {seen.source} is the same in all rows: leave it out"
 
 
 def classes_in_test_only(seen: SeenData) -> Iterator[str]:
@@ -39,22 +38,23 @@ def classes_in_test_only(seen: SeenData) -> Iterator[str]:
     train, test = seen.data.train, seen.data.test
     strange = ~torch.isin(test.y, train.y)
     if isinstance(seen.data.task, Classification) and strange.any():
-        names = [repr(seen.data.classes[k]) for k in np.unique(test.y[strange].cpu())]
+        names = seen.classes(np.unique(test.y[strange].cpu()))
         yield (
-            f"{int(strange.sum()):,} of {len(test):,} test rows are of classes without a training "
-            f"row ({listed(names)}), which a model cannot learn: check the names of classes in both"
+            f"{strange.sum():,} of {len(test):,} test rows are of classes without a training "
+            f"row ({names}), which a model cannot learn: check the names of classes in both"
         )
 
 
 def marks_of_missing(seen: SeenData) -> Iterator[str]:
     """Name classes and categories that are codes of missing values among whole numbers: -999, 99."""
     table = Table.of(seen.data.inputs)
-    named = dict(zip(table.categorical, table.vocabularies, strict=False))
-    named = {f"category of column {column!r}": names for column, names in named.items()}
+    named = dict[str, Sequence[str]]()
+    for column, known in zip(table.categorical, table.vocabularies, strict=False):
+        named[f"category of column {column!r}"] = known
     if isinstance(seen.data.task, Classification):
         named["class"] = seen.data.classes
     for what, names in named.items():
-        whole = names and all(map(_WHOLE.fullmatch, names))
+        whole = names and all(map(WHOLE.fullmatch, names))
         if whole and (found := _codes_of_missing(names)):
             yield (
                 f"{what} {listed(map(repr, found))} of {seen.raws[0].source} seems to mark missing "
@@ -68,8 +68,11 @@ def _codes_of_missing(names: Sequence[str]) -> list[str]:
     """
     rest = [int(name) for name in names if not _MARK.fullmatch(name)] or [0]
     least, most = min(rest) - 1, max(rest) + 1
-    apart = [name for name in names if not least <= int(name) <= most]
-    found = [name for name in apart if str(int(name) - 1) not in names]
+    found = list[str]()
+    for name in names:
+        apart = not least <= int(name) <= most
+        if apart and str(int(name) - 1) not in names:
+            found.append(name)
     # below the codes 0, 1, 2 it marks a missing value; next to -2 it is a value itself
     if {"-1", "0", "1", "2"} <= {*names} and "-2" not in names:
         found.append("-1")

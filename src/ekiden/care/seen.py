@@ -2,8 +2,9 @@
 not chance.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ekiden.core.base.errors import counted, listed
 from ekiden.core.data.samples import Dataset, Samples
@@ -21,6 +23,7 @@ from ekiden.readers.columns import Reading
 from ekiden.readers.kinds import Inputs
 from ekiden.readers.undecoded import Raw
 
+WHOLE = re.compile(r"-?\d{1,18}")
 FEATURES = 2
 """of a sample that is compared; rows of a single number are equal by chance"""
 _IMPROBABLE = 0.01
@@ -60,8 +63,11 @@ def repeated(counts: Counter[Any], times: int = 1) -> Counter[Any]:
 
 def twice(*parts: Counter[Any]) -> float:
     """Return the share of equal rows among all pairs of rows within parts."""
-    every = sum(rows.total() * (rows.total() - 1) for rows in parts)
-    return sum(n * (n - 1) for rows in parts for n in rows.values()) / max(every, 1)
+    equal = every = 0
+    for rows in parts:
+        every += rows.total() * (rows.total() - 1)
+        equal += sum(n * (n - 1) for n in rows.values())
+    return equal / max(every, 1)
 
 
 def improbable(found: int, expected: float, pairs: int = 1) -> bool:
@@ -106,12 +112,15 @@ def rows_of_several(
 
     `chance` says how probable it is that two rows are equal; None if only fingerprints are known.
     """
-    counts = {name: Counter(rows) for name, rows in held.items()}
-    owners: dict[bytes | str, list[str]] = {}
-    for name, rows in counts.items():
-        for row in rows:
-            owners.setdefault(row, []).append(name)
-    found = Counter(chain.from_iterable(combinations(names, 2) for names in owners.values()))
+    counts = dict[str, Counter[bytes | str]]()
+    owners = defaultdict[bytes | str, list[str]](list)
+    for name, rows in held.items():
+        counts[name] = Counter(rows)
+        for row in counts[name]:
+            owners[row].append(name)
+    found = Counter[tuple[str, str]]()
+    for names in owners.values():
+        found.update(combinations(names, 2))
     shown = list[str]()
     most = 0
     for (a, b), n in found.most_common():
@@ -146,13 +155,19 @@ def are_pictures(x: Tensor) -> bool:
     return x.ndim == 4 and x.dtype == torch.uint8
 
 
+def thumbnails(pictures: Tensor) -> Tensor:
+    """Return pictures (n, C, H, W) as (n, C, 8, 8)."""
+    return F.adaptive_avg_pool2d(pictures.double(), 8)
+
+
 def shared_columns(raws: Sequence[Raw]) -> Iterator[tuple[str, list[Any]]]:
     """Yield the columns that all parts of a table have, each with its values in every part."""
     if not raws[0].kind.agreed:
         return
     for name in raws[0].images.column_names:
-        if all(name in raw.images.column_names for raw in raws):
-            yield name, [raw.images[name] for raw in raws]
+        columns = [raw.images[name] for raw in raws if name in raw.images.column_names]
+        if len(columns) == len(raws):
+            yield name, columns
 
 
 @dataclass(frozen=True)
@@ -175,6 +190,10 @@ class SeenData:
         """Return where the samples come from, in words."""
         return "all silos" if self.data.groups else self.raws[0].source
 
+    def classes(self, numbers: Iterable[int]) -> str:
+        """Return the names of some classes, for messages."""
+        return listed(repr(self.data.classes[k]) for k in numbers)
+
     @property
     def both(self) -> dict[str, Samples]:
         """Return the training part and the test part, by what messages call them."""
@@ -191,11 +210,13 @@ class SeenData:
     @cached_property
     def compared(self) -> dict[str, Tensor]:
         """Return rows of each silo with enough of them; none if there is nothing to compare."""
-        rows = {o: at for o, at in self.rows.items() if len(at) >= ROWS}
+        rows = {owner: at for owner, at in self.rows.items() if len(at) >= ROWS}
         if not 1 < len(rows) <= MOST_SILOS:
             return {}
         most = max(_OF_EACH, LOOKED_AT // len(rows))
-        return {o: at[:: max(1, len(at) // most)] for o, at in rows.items()}
+        for owner, at in rows.items():
+            rows[owner] = at[:: max(1, len(at) // most)]
+        return rows
 
     @cached_property
     def prints(self) -> tuple[list[bytes], list[bytes]] | None:

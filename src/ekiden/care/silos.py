@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ekiden.care.comparison import compare_sums, differing, sums_of_arrays, with_check
-from ekiden.care.seen import LOOKED_AT, ROWS, SeenData, are_pictures
+from ekiden.care.comparison import compare_sums, differing, sums_of_array, with_check
+from ekiden.care.seen import LOOKED_AT, ROWS, SeenData, are_pictures, thumbnails
 from ekiden.care.spelling import numbered_from_two
 from ekiden.core.base.errors import listed
 from ekiden.core.data.samples import ClientData, Subset
@@ -29,8 +29,6 @@ from ekiden.readers.moments import ColumnSums, told_by
 _MOST_CLASSES = 20
 _MOST_VALUES = 512
 """of a sample from which labels are foretold"""
-_SIDE = 8
-"""pixels of a mean picture"""
 
 _Change: TypeAlias = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 """what is compared of a summary, and what would undo a change of it"""
@@ -77,15 +75,16 @@ def changed(seen: SeenData) -> Iterator[str]:
     """Name silos that hold something the other way round: a summary is far from that of the others,
     and near it if a change is undone.
     """
-    for what, silos, changes, least in (
+    if not seen.compared:
+        return
+    for what, held, changes, least in (
         *_mean_pictures(seen),
         *_skewness(seen),
         *_shares(seen),
     ):
-        for place, shown in _compared(silos):
-            others = [*silos.values()]
-            own = others.pop(place)
-            usual = torch.stack(others).mean(0)
+        for place, shown in _compared(seen.compared):
+            own, others = held[place], torch.cat([held[:place], held[place + 1 :]])
+            usual = others.mean(0)
             for words, (view, undo) in changes.items():
                 alike = (*others, undo(own))
                 near = max(_distance(view(one), view(usual)) for one in alike)
@@ -102,20 +101,22 @@ def _distance(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().mean())
 
 
-_Summaries: TypeAlias = Iterator[tuple[str, dict[str, Tensor], Mapping[str, _Change], float]]
-"""what is summarised, the summary of each silo, what may have changed it, and a distance that means
-something
+_Summaries: TypeAlias = Iterator[tuple[str, Tensor, Mapping[str, _Change], float]]
+"""what is summarised, the summaries of the silos (K, ...), what may have changed one, and a distance
+that means something
 """
 
 
-def _mean_pictures(seen: SeenData) -> _Summaries:
+def _means(seen: SeenData, view: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the mean of a view of the samples of each silo to compare, (K, ...)."""
     x = seen.data.train.x
-    if are_pictures(x):
-        means = dict[str, Tensor]()
-        for name, at in seen.compared.items():
-            means[name] = F.adaptive_avg_pool2d(x[at].double(), _SIDE).mean(0).cpu()
+    return torch.stack([view(x[at].double().cpu()).nanmean(0) for at in seen.compared.values()])
+
+
+def _mean_pictures(seen: SeenData) -> _Summaries:
+    if are_pictures(seen.data.train.x):
         # six grey levels are seen
-        yield "images", means, _CHANGES_OF_PICTURES, 6.0
+        yield "images", _means(seen, thumbnails), _CHANGES_OF_PICTURES, 6.0
 
 
 def _skewness(seen: SeenData) -> _Summaries:
@@ -125,46 +126,56 @@ def _skewness(seen: SeenData) -> _Summaries:
         return
     from scipy.stats import skew
 
-    skewed = {name: skew(x[at].double().cpu(), axis=2) for name, at in seen.compared.items()}
-    for channel in range(x.shape[1]):
-        each = {name: torch.tensor([np.nanmean(s[:, channel])]) for name, s in skewed.items()}
+    skewed = _means(seen, lambda signals: torch.from_numpy(skew(signals.numpy(), axis=2)))
+    for channel, summaries in enumerate(skewed.T):
         words = f"are upside down in channel {channel}"
         # signals with an upper and a lower side have a skewness of 0.5 or more
-        yield "signals", each, {words: (_as_it_is, torch.neg)}, 1.0
+        yield "signals", summaries, {words: (_as_it_is, torch.neg)}, 1.0
 
 
 def _shares(seen: SeenData) -> _Summaries:
     """Yield the shares of all values of columns and labels that have few, which may be reversed."""
-    data, rows = seen.data, seen.compared
-    if not rows:
-        return
-    y = {name: data.train.y[at].cpu() for name, at in rows.items()}
-    held = dict[str, dict[str, Tensor]]()
+    data, y = seen.data, seen.data.train.y
     if isinstance(data.task, Segmentation):
+        masks = _held(seen, y)
         for a, b in combinations(range(len(data.classes)), 2):
             what = f"masks of {data.classes[a]!r} and {data.classes[b]!r}"
-            held[what] = {n: each[(each == a) | (each == b)] for n, each in y.items()}
+            yield from _shares_of(what, masks, np.array([a, b]))
     if isinstance(data.task, Survival):
-        held["events"] = {name: each[:, 1] for name, each in y.items()}
+        yield from _shares_of("events", _held(seen, y[:, 1]))
     # of columns of two silos it is open which one is reversed
-    if len(rows) > 2:
-        if isinstance(data.task, MultiLabel):
-            for k, label in enumerate(data.classes):
-                held[f"labels {label!r}"] = {name: each[:, k] for name, each in y.items()}
-        for column, numbers in _columns(seen):
-            own = map(torch.from_numpy, numbers.values())
-            held[f"values of column {column!r}"] = dict(zip(numbers, own, strict=True))
-    for what, each in held.items():
-        values = torch.from_numpy(np.unique(torch.cat([*each.values()])))
-        if not 2 <= len(values) <= _MOST_CLASSES:
-            continue
-        shares = dict[str, Tensor]()
-        for name, one in each.items():
-            equal = torch.eq(one.flatten()[:, None], values)
-            shares[name] = equal.double().sum(0) / max(one.numel(), 1)
-        words = f"are reversed, {values[0]:g} for {values[-1]:g}"
-        # nearly half of all values would have to change
-        yield what, shares, {words: (_as_it_is, lambda m: m.flip(0))}, 0.9 / len(values)
+    if len(seen.compared) < 3:
+        return
+    if isinstance(data.task, MultiLabel):
+        for label, own in zip(data.classes, y.T, strict=True):
+            yield from _shares_of(f"labels {label!r}", _held(seen, own))
+    for column, held in _columns(seen):
+        yield from _shares_of(f"values of column {column!r}", held)
+
+
+def _shares_of(what: str, held: Mapping[str, Numbers], values: Numbers | None = None) -> _Summaries:
+    """Yield the shares that values, by default all of them, have at each silo, if they are few."""
+    if values is None:
+        values = np.unique(np.concatenate([*held.values()]))
+    if not 2 <= len(values) <= _MOST_CLASSES:
+        return
+    shares = list[Numbers]()
+    for own in held.values():
+        counts = (own[:, None] == values).sum(axis=0)
+        shares.append(counts / max(counts.sum(), 1))
+    words = f"are reversed, {values[0]:g} for {values[-1]:g}"
+    change = _as_it_is, lambda m: m.flip(0)
+    # nearly half of all values would have to change
+    yield what, torch.from_numpy(np.stack(shares)), {words: change}, 0.9 / len(values)
+
+
+def _held(seen: SeenData, values: Tensor) -> dict[str, Numbers]:
+    """Return those of all values (n, ...) that each silo to compare has, without missing ones."""
+    held = dict[str, Numbers]()
+    for name, at in seen.compared.items():
+        own = values[at].cpu().numpy()
+        held[name] = own[~np.isnan(own)]
+    return held
 
 
 def swapped_labels(seen: SeenData) -> Iterator[str]:
@@ -191,16 +202,16 @@ def swapped_labels(seen: SeenData) -> Iterator[str]:
         swapped, lost = list[str](), list[str]()
         for a, b in combinations(range(len(data.classes)), 2):
             pair = f"{data.classes[a]!r} and {data.classes[b]!r}"
-            usual, _ = _deviations_apart(scores[~here], y[~here], a, b)
-            apart, error = _deviations_apart(scores[here], y[here], a, b)
+            usual, _ = _deviations_apart(scores, y, ~here, a, b)
+            apart, error = _deviations_apart(scores, y, here, a, b)
             # five standard errors are not chance
             sure = 5 * error
             # half as far apart as elsewhere, with the other sign
             if apart < -usual / 2 < 0 and apart < -sure:
                 swapped.append(pair)
             elif data.inputs.agreed and len(parts) > 2 and abs(apart) <= 0.2 * usual:
-                rows = [owner == k for k in range(len(parts)) if k != place]
-                least = min(_deviations_apart(scores[at], y[at], a, b)[0] for at in rows)
+                others = {*range(len(parts))} - {place}
+                least = min(_deviations_apart(scores, y, owner == k, a, b)[0] for k in others)
                 # a deviation at each other silo tells them apart for certain
                 if 0 < sure <= least and least >= 1:
                     lost.append(pair)
@@ -220,16 +231,19 @@ def _labelled_parts(seen: SeenData) -> dict[str, tuple[Tensor, Tensor]]:
     """Return vectors (n, d) and labels (n,) of the silos to compare, or of training and a given test
     part; none of samples that are not vectors.
     """
-    data = seen.data
-    parts = {name: (data.train, at) for name, at in seen.compared.items()}
-    if not parts and seen.given and min(len(data.train), len(data.test)) >= ROWS:
+    train, test = seen.data.train, seen.data.test
+    parts = dict[str, tuple[Tensor, Tensor]]()
+    for name, at in seen.compared.items():
+        parts[name] = train.x[at], train.y[at]
+    if not parts and seen.given and min(len(train), len(test)) >= ROWS:
+        most = LOOKED_AT // 2
         for name, part in seen.both.items():
-            parts[name] = part, torch.arange(len(part))[: LOOKED_AT // 2]
+            parts[name] = part.x[:most], part.y[:most]
     found = dict[str, tuple[Tensor, Tensor]]()
-    for name, (part, at) in parts.items():
-        values = _values(part.x[at])
+    for name, (x, y) in parts.items():
+        values = _values(x)
         if values is not None:
-            found[name] = values, part.y[at].cpu()
+            found[name] = values, y.cpu()
     return found
 
 
@@ -240,12 +254,14 @@ def _standardised(values: Tensor) -> Tensor:
     return F.pad((values - mean) / std, (0, 1), value=1.0)
 
 
-def _deviations_apart(scores: Tensor, y: Tensor, a: int, b: int) -> tuple[float, float]:
-    """Return how many deviations scores (n, K) put samples of two classes apart, and the standard
+def _deviations_apart(
+    scores: Tensor, y: Tensor, rows: Tensor, a: int, b: int
+) -> tuple[float, float]:
+    """Return how many deviations scores (n, K) put some rows of two classes apart, and the standard
     error of that.
     """
     margin = scores[:, a] - scores[:, b]
-    one, other = margin[y == a], margin[y == b]
+    one, other = margin[rows & (y == a)], margin[rows & (y == b)]
     if min(len(one), len(other)) < ROWS / 2:
         return 0.0, 0.0
     spread = float(((one.var() + other.var()) / 2).sqrt()) or 1e-12
@@ -258,7 +274,7 @@ def _values(x: Tensor) -> Tensor | None:
     """
     x = x.cpu()
     if are_pictures(x):
-        return F.adaptive_avg_pool2d(x.double(), _SIDE).flatten(1)
+        return thumbnails(x).flatten(1)
     if x.dtype == torch.int64 and x.ndim == 2:
         words = torch.zeros(len(x), _MOST_VALUES, dtype=torch.float64)
         return words.scatter_(1, x % _MOST_VALUES, 1.0)
@@ -284,8 +300,8 @@ def other_units(seen: SeenData) -> Iterator[str]:
     if data.inputs.agreed or not (x.is_floating_point() or x.dtype == torch.uint8):
         return
     if seen.given:
-        yield from compare_sums(sums_of_arrays({n: part.x for n, part in seen.both.items()}))
-    yield from compare_sums(sums_of_arrays({name: x[at] for name, at in seen.rows.items()}))
+        yield from compare_sums([*map(sums_of_array, seen.both, (x, data.test.x))])
+    yield from compare_sums([sums_of_array(name, x[at]) for name, at in seen.rows.items()])
 
 
 def _columns(seen: SeenData) -> Iterator[tuple[str, dict[str, Numbers]]]:
@@ -296,19 +312,20 @@ def _columns(seen: SeenData) -> Iterator[tuple[str, dict[str, Numbers]]]:
     if table.scale or not seen.compared:
         return
     for k, column in enumerate(table.numeric):
-        each = {name: seen.data.train.x[at, k].cpu().numpy() for name, at in seen.compared.items()}
-        yield column, {name: v[~np.isnan(v)] for name, v in each.items()}
+        yield column, _held(seen, seen.data.train.x[:, k])
 
 
 def shifted_codes(seen: SeenData) -> Iterator[str]:
     """Name columns of a few whole numbers that silos count from 0 and from 1."""
     found = list[str]()
-    for column, each in _columns(seen):
-        codes = {name: [*map("{:.15g}".format, np.unique(v))] for name, v in each.items()}
+    for column, held in _columns(seen):
+        codes = dict[str, list[str]]()
+        for name, own in held.items():
+            codes[name] = [*map("{:.15g}".format, np.unique(own))]
         # what has more values is counted or measured
         if max(map(len, codes.values())) <= _MOST_CLASSES:
             found.append(numbered_from_two(codes, f"column {column!r} is"))
-    yield from with_check(filter(None, found), "use the same codes at all silos")
+    yield from with_check(found, "use the same codes at all silos")
 
 
 def other_rates(seen: SeenData) -> Iterator[str]:
@@ -328,12 +345,10 @@ def other_rates(seen: SeenData) -> Iterator[str]:
             own = at[y[at] == kind]
             if len(own) >= ROWS / 2:
                 rates[k, place] = _frequency(data.train.x[own])
-    steps = np.abs(rates[:, None] - rates)
-    distances = np.where(np.isnan(steps), np.inf, steps).min(axis=2)
-    # silos without a class in common are not compared
-    distances[np.isinf(distances)] = 0.0
-    cycles = np.exp(np.where(np.isnan(rates), 0.0, rates).max(axis=1))
-    shown = [f"up to {one:.2g} cycles" for one in cycles]
+    # NaN between silos without a class in common, which are not compared
+    distances = np.fmin.reduce(np.abs(rates[:, None] - rates), axis=2)
+    cycles = np.exp(np.nan_to_num(rates).max(axis=1))
+    shown = [*map("up to {:.2g} cycles".format, cycles)]
     # a factor of 1.4
     lines = differing("the rate of signals", [*seen.compared], distances, 0.33, shown)
     yield from with_check(lines, "bring all to one sampling rate, if theirs differ")
@@ -355,9 +370,9 @@ def foreign_embeddings(seen: SeenData) -> Iterator[str]:
     vectors = x.ndim == 2 and x.is_floating_point() and not Table.of(seen.data.inputs).numeric
     if len(rows) < 3 or not vectors or x.shape[1] < SHORTEST:
         return
-    means = torch.stack([F.normalize(x[at].double().mean(0), dim=0) for at in rows.values()])
-    cosines = (means @ means.T).cpu().numpy().clip(-1, 1)
-    shown = [f"{one:.2f} of the direction of all" for one in cosines.mean(axis=1)]
+    means = F.normalize(_means(seen, _as_it_is))
+    cosines = (means @ means.T).numpy().clip(-1, 1)
+    shown = [*map("{:.2f} of the direction of all".format, cosines.mean(axis=1))]
     # means of one model's embeddings have a cosine of 0.7 or more
     lines = differing("the direction of the input", [*rows], 1 - cosines, 0.65, shown)
     yield from with_check(lines, "check that one model made all of them")

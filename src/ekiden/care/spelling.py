@@ -7,7 +7,7 @@ if their numbers differ in leading zeros, as 001 and 1 or P-01 and P1, unless a 
 
 import re
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.care.seen import shared_columns
+from ekiden.care.seen import WHOLE, shared_columns
 from ekiden.core.base.errors import UserError, listed, tell
 from ekiden.readers.cells import is_text
 from ekiden.readers.inspector import Spelling
@@ -25,11 +25,8 @@ from ekiden.readers.kinds import Inputs, Table
 from ekiden.readers.moments import counted_together
 from ekiden.readers.undecoded import Raw, natural
 
-_YES, _NO = (
-    ("yes", "y", "true", "t", "1", "ja", "j", "oui", "si"),
-    ("no", "n", "false", "f", "0", "nein", "non"),
-)
-_TRUTH = dict.fromkeys(_YES, "yes") | dict.fromkeys(_NO, "no")
+_YES, _NO = "yes y true t 1 ja j oui si", "no n false f 0 nein non"
+_TRUTH = dict.fromkeys(_YES.split(), "yes") | dict.fromkeys(_NO.split(), "no")
 # different texts in a column; more are hardly names of categories
 _MANY = 1000
 _SIGNS = str.maketrans(
@@ -53,14 +50,6 @@ def fold(name: str) -> str:
     return " ".join(re.sub(r"(?<=\w)[-_](?=\w)", " ", seen.casefold()).split())
 
 
-def folded(names: Iterable[str]) -> dict[str, str]:
-    """Return what each name of a column is without differences of spelling."""
-    found = {name: fold(name) for name in names}
-    if set(found.values()) <= set(_TRUTH):
-        return {name: _TRUTH[key] for name, key in found.items()}
-    return found
-
-
 def bare_id(name: str) -> str:
     """Return a name without differences of spelling, leading zeros, and blanks except those between
     numbers.
@@ -72,12 +61,15 @@ def _keys(silos: Mapping[str, Iterable[str]], zeros: bool) -> dict[str, str]:
     """Return what each name is without differences of spelling, and without leading zeros if no
     silo has both.
     """
-    found = folded(dict.fromkeys(chain.from_iterable(silos.values())))
+    names = dict.fromkeys(chain.from_iterable(silos.values()))
+    found = dict(zip(names, map(fold, names), strict=True))
+    if _TRUTH.keys() >= set(found.values()):
+        found = {name: _TRUTH[key] for name, key in found.items()}
     if not zeros:
         return found
-    bare = {name: bare_id(key) for name, key in found.items()}
-    for names in silos.values():
-        if len(set(map(bare.get, names))) < len(set(map(found.get, names))):
+    bare = dict(zip(found, map(bare_id, found.values()), strict=True))
+    for own in silos.values():
+        if len(set(map(bare.get, own))) < len(set(map(found.get, own))):
             return found
     return bare
 
@@ -100,12 +92,11 @@ class Names:
         commonest.
         """
         rows = counted_together([*self.held.values()])
-        keys = _keys({**self.held, _AGREED: self.agreed}, self.zeros)
-        found: dict[str, list[str]] = {key: [] for key in keys.values()}
-        for name in (*self.agreed, *sorted(rows, key=lambda n: (-rows[n], natural(n)))):
-            if name not in found[keys[name]]:
-                found[keys[name]].append(name)
-        return [names for names in found.values() if len(names) > 1]
+        order = [*self.agreed, *sorted(rows, key=lambda name: (-rows[name], natural(name)))]
+        found = defaultdict[str, list[str]](list)
+        for name, key in _keys({**self.held, _AGREED: self.agreed}, self.zeros).items():
+            found[key].append(name)
+        return [sorted(names, key=order.index) for names in found.values() if len(names) > 1]
 
     @cached_property
     def instead(self) -> dict[str, str]:
@@ -129,9 +120,16 @@ class Names:
         held = {**self.held, _AGREED: self.agreed}
         lines = list[str]()
         for names in self.alike():
-            at = [f"{name!r} ({listed(s for s in held if name in held[s])})" for name in names]
+            at = list[str]()
+            for name in names:
+                at.append(f"{name!r} ({listed(_silos_with(held, {name}))})")
             lines.append(f"{self.what} has {' and '.join(at)}")
         return lines
+
+
+def _silos_with(held: Mapping[str, Iterable[Any]], names: set[Any]) -> list[str]:
+    """Return the silos that hold all of these names."""
+    return [silo for silo, own in held.items() if names <= set(own)]
 
 
 def refuse_spellings(names: Iterable[Names], *, only_tell: bool = False) -> None:
@@ -187,7 +185,7 @@ def _named_places(
     # one file writes a code in one way
     zeros = any(silos)
     found = dict[_Place, Names]()
-    numbered = any(raw.label.ndim > 1 or raw.classes for raw in raws)
+    numbered = any(raw.classes for raw in raws)
     if not numbered and any(_named(raw.label) for raw in raws):
         target = next(iter(raws[0].targets), "label")
         held = _by_silo(raws, silos, map(_class_names, raws))
@@ -241,19 +239,16 @@ def shortened(held: Mapping[str, Collection[str]]) -> str:
     """Name an abbreviation, and the name that only silos without it have, as M and malignant; "" if
     there is none.
     """
-    owners: dict[str, set[str]] = {}
-    for silo, names in held.items():
-        for name in names:
-            owners.setdefault(name, set()).add(silo)
+    names = set(chain.from_iterable(held.values()))
     # more are hardly names of classes, and each is compared with each
-    if len(owners) > _MANY:
+    if len(names) > _MANY:
         return ""
     pairs = list[str]()
-    for name, long in product(sorted(owners), repeat=2):
+    for name, long in product(sorted(names), repeat=2):
         short = name.isalpha() and len(name) <= _SHORT and len(long) > len(name) + 1
-        if short and fold(long).startswith(fold(name)) and not owners[name] & owners[long]:
-            here, there = (listed(sorted(owners[each])) for each in (name, long))
-            pairs.append(f"{name!r} (at {here}) may be {long!r} (at {there})")
+        if short and fold(long).startswith(fold(name)) and not _silos_with(held, {name, long}):
+            here, there = sorted(_silos_with(held, {name})), sorted(_silos_with(held, {long}))
+            pairs.append(f"{name!r} (at {listed(here)}) may be {long!r} (at {listed(there)})")
     return listed(pairs)
 
 
@@ -263,7 +258,8 @@ def nothing_in_common(held: Mapping[str, Collection[str]], what: str = "class") 
     """
     owners = Counter(chain.from_iterable(held.values()))
     for name, own in held.items():
-        if 1 < len(own) < len(owners) and all(owners[label] == 1 for label in own):
+        alone = set(map(owners.get, own)) == {1}
+        if alone and 1 < len(own) < len(owners):
             here = listed(map(repr, sorted(own, key=natural)))
             there = listed(map(repr, sorted(set(owners) - set(own), key=natural)))
             return f"silo {name} shares no {what} with others (it has {here}; others have {there})"
@@ -276,20 +272,20 @@ def numbered_from_two(held: Mapping[str, Iterable[str]], what: str = "classes ar
 
     Nothing is said unless all labels that silos hold are whole numbers.
     """
-    if not all(re.fullmatch(r"-?\d{1,18}", name) for name in chain.from_iterable(held.values())):
+    if not all(map(WHOLE.fullmatch, chain.from_iterable(held.values()))):
         return ""
     numbers = {silo: set(map(int, own)) for silo, own in held.items()}
     every = set[int]().union(*numbers.values())
     high = max(every, default=0)
-    one, other = every - {high}, every - {0}
-    if every == {-1, 0, 1}:
-        one, other = other, every - {-1}
     # not by a range: labels may be codes of 16 digits
     without_gaps = high >= 2 and min(every) == 0 and len(every) == high + 1
-    if every != {-1, 0, 1} and not without_gaps:
+    if without_gaps:
+        one, other = every - {high}, every - {0}
+    elif every == {-1, 0, 1}:
+        one, other = {-1, 1}, {0, 1}
+    else:
         return ""
-    first = [silo for silo, own in numbers.items() if one - other <= own]
-    second = [silo for silo, own in numbers.items() if other - one <= own]
+    first, second = _silos_with(numbers, one - other), _silos_with(numbers, other - one)
     both = one in numbers.values() and other in numbers.values()
     if not both or {*first} & {*second}:
         return ""
@@ -310,14 +306,14 @@ def _by_silo(
     raws: Sequence[Raw], silos: Sequence[str], values: Iterable[Iterable[str | None]]
 ) -> dict[str, Counter[str]]:
     """Count names by the silo that writes them."""
-    found: dict[str, Counter[str]] = {}
+    found = defaultdict[str, Counter[str]](Counter)
     for raw, silo, names in zip(raws, silos, values, strict=True):
         owners = [silo or raw.source] * len(raw)
         if not silo and raw.group is not None:
             owners = [*map(str, raw.group)]
         for owner, name in zip(owners, names, strict=True):
             if name is not None:
-                found.setdefault(owner, Counter())[name] += 1
+                found[owner][name] += 1
     return found
 
 
