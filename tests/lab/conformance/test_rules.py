@@ -18,8 +18,8 @@ from ekiden.core.engine.method import INITIAL, Method
 from ekiden.core.engine.transport import live_refs
 from ekiden.core.engine.wire import SERVER, Ref
 from ekiden.core.engine.worker import Setup
-from ekiden.lab.conformance import TEXT, Subject, rules
-from ekiden.lab.conformance.small_runs import Tiny, files, same, watched, watched_fits
+from ekiden.lab.conformance import TEXT, rules
+from ekiden.lab.conformance.small_runs import Tiny, files, same, watched
 from ekiden.lab.conformance.small_runs import settings as small_settings
 from ekiden.methods import (
     GLM,
@@ -52,6 +52,7 @@ from ekiden.methods.rounds.spfl import HOSTS
 from ekiden.runs.recipe import Recipe
 from ekiden.runs.result import Result
 from tests.lab.conformance.ridge import Ridge
+from tests.lab.conformance.watching import Watched, watched_fits
 
 ROOT = Path(__file__).parents[3]
 KINDS: list[Any] = [
@@ -104,9 +105,9 @@ def mostly(fast: Collection[type[Method]]) -> pytest.MarkDecorator:
 
 
 @cache
-def subject(kind: type[Method]) -> Subject:
+def subject(kind: type[Method]) -> Watched:
     """A method and its small runs, for all tests."""
-    return Subject(kind)
+    return Watched(kind)
 
 
 def small(kind: type[Method]) -> Method:
@@ -267,16 +268,17 @@ def test_another_seed_gives_another_model(kind: type[Method], blobs: FederatedDa
 
 @every_method
 def test_nothing_is_returned_unused(kind: type[Method]) -> None:
-    _, seen = subject(kind).watched, subject(kind).seen
-    asked: set[Ref[Any]] = {Ref(request.client, request.key) for request in seen.requests}
+    one = subject(kind)
+    _ = one.watched
+    asked: set[Ref[Any]] = {Ref(request.client, request.key) for request in one.requests}
     assert asked
-    assert asked <= seen.read - {INITIAL}
+    assert asked <= one.read - {INITIAL}
 
 
 @every_method
 def test_its_outline_is_what_happens(kind: type[Method], blobs: FederatedData) -> None:
     result, _ = subject(kind).watched
-    asked = subject(kind).seen.requests
+    asked = subject(kind).requests
     setup = Setup(small(kind), Tiny, blobs.dataset, seed=3)
     names = [c.name for c in blobs.clients]
     found = outline(setup, names)
@@ -325,7 +327,7 @@ def test_it_declares_what_local_training_returns(kind: type[Method], blobs: Fede
         )
     method, trains = small(kind), bool(result.metrics[-1]["backward"])
     assert config["selection"] == method.selection("best")
-    assert subject(kind).seen.selected == ({method.selection("best")} if trains else set()), (
+    assert subject(kind).selected == ({method.selection("best")} if trains else set()), (
         "what does not train selects nothing"
     )
     assert last == ({method.selection("last")} if trains else set())

@@ -19,13 +19,9 @@ from ekiden.core.base.settings import Hardware, Training, seeded
 from ekiden.core.data.samples import FederatedData
 from ekiden.core.engine import wire
 from ekiden.core.engine.folder import read_config
-from ekiden.core.engine.local import Simulation
 from ekiden.core.engine.method import Method
-from ekiden.core.engine.transport import Request
-from ekiden.core.engine.wire import Ref
 from ekiden.core.engine.worker import Job, Outcome, Worker
-from ekiden.core.training import fit as fitting
-from ekiden.core.training.fit import Bench, Work
+from ekiden.core.training.fit import Work
 from ekiden.core.training.weights import Weights
 from ekiden.readers.sources import federate
 from ekiden.runs.api import run
@@ -82,13 +78,9 @@ class Passes:
 
 @dataclass
 class Seen:
-    """What was seen."""
+    """What was seen of tasks."""
 
-    requests: list[Request] = field(default_factory=list)  # the method's requests
-    read: set[Ref[Any]] = field(default_factory=set)  # the values that were read from the transport
     passes: list[Passes] = field(default_factory=list)  # the passes of each task
-    # what local training was told to return, each value that occurred
-    selected: set[str] = field(default_factory=set)
     # tasks that kept something in `client.state` that does not fit the method's declaration, and
     # why
     misfits: dict[str, str] = field(default_factory=dict)
@@ -96,48 +88,8 @@ class Seen:
 
 @contextmanager
 def watched() -> Iterator[Seen]:
-    """Watch what runs in this process do, while the context is open."""
-    seen = Seen()
-    with _transport(seen), _tasks(seen), watched_fits() as seen.selected:
-        yield seen
-
-
-@contextmanager
-def watched_fits() -> Iterator[set[str]]:
-    """Watch what local training is told to return, while the context is open."""
-    selected: set[str] = set()
-    train = fitting.fit
-
-    def spy(bench: Bench, *args: Any, **options: Any) -> Weights:
-        selected.add(bench.training.select)
-        return train(bench, *args, **options)
-
-    with patch.object(fitting, "fit", spy):
-        yield selected
-
-
-@contextmanager
-def _transport(seen: Seen) -> Iterator[None]:
-    submit, value = Simulation.submit, Simulation.value
-
-    def spy_submit(self: Simulation, request: Request) -> None:
-        seen.requests.append(request)
-        submit(self, request)
-
-    def spy_value(self: Simulation, ref: Ref[Any]) -> Any:
-        seen.read.add(ref)
-        return value(self, ref)
-
-    with (
-        patch.object(Simulation, "submit", spy_submit),
-        patch.object(Simulation, "value", spy_value),
-    ):
-        yield
-
-
-@contextmanager
-def _tasks(seen: Seen) -> Iterator[None]:
-    forward, execute = nn.Linear.forward, Worker.execute
+    """Watch the tasks of runs in this process, while the context is open."""
+    seen, forward, execute = Seen(), nn.Linear.forward, Worker.execute
     measured, reaches_first = Work(), False
 
     def back(gradient: torch.Tensor) -> None:
@@ -166,7 +118,7 @@ def _tasks(seen: Seen) -> Iterator[None]:
         return outcome
 
     with patch.object(nn.Linear, "forward", counted), patch.object(Worker, "execute", spy):
-        yield
+        yield seen
 
 
 def _misfit(private: Any, kind: Any) -> str:
