@@ -58,10 +58,13 @@ def shown(folder: Path, devices: Devices | None = None) -> list[str | RichTable]
     """Return what `ekiden show` prints: texts and tables."""
     run = summarise(folder)
     clock = simulated(run, devices)
-    rows = read_lines(folder / "attempts.jsonl")
-    attempts = [row for row in rows if "lost_transfers" in row]
-    lost = sum(row["bytes"] for attempt in attempts for row in attempt["lost_transfers"])
-    again = f"started {counted(len(attempts), 'time')}; bytes moved in steps that were lost: {size(lost)}"
+    starts = lost = 0
+    for row in read_lines(folder / "attempts.jsonl"):
+        # other lines say how an attempt ended
+        if "lost_transfers" in row:
+            starts += 1
+            lost += sum(transfer["bytes"] for transfer in row["lost_transfers"])
+    again = f"started {counted(starts, 'time')}; bytes moved in steps that were lost: {size(lost)}"
     took = ""
     if clock and clock.seconds:
         share = "without computing, of which no passes were counted"
@@ -71,7 +74,7 @@ def shown(folder: Path, devices: Devices | None = None) -> list[str | RichTable]
     parts: list[str | RichTable | None] = [label(run.config), about(run), steps(run, clock)]
     parts += [estimates(run), notes(run)]
     parts += [network(run), sums(run), privacy(run.config), took, again]
-    return [part for part in parts if part]
+    return list(filter(None, parts))
 
 
 def as_text(parts: Iterable[str | RichTable]) -> str:
@@ -81,7 +84,7 @@ def as_text(parts: Iterable[str | RichTable]) -> str:
         if isinstance(part, RichTable):
             part.box, part.pad_edge = None, False
         console.print(part, soft_wrap=isinstance(part, str))
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+    return "\n".join(map(str.rstrip, console.file.getvalue().splitlines()))  # type: ignore[attr-defined]
 
 
 def steps(run: Summary, clock: Timed | None = None) -> RichTable:
@@ -102,11 +105,14 @@ def steps(run: Summary, clock: Timed | None = None) -> RichTable:
     table = table_of(*columns, right=columns)
     table.add_column("what moved")
     for number, row in enumerate(run.metrics):
-        cells = {"step": str(row["step"]), "parameters": str(row.get("parameters", ""))}
+        cells = dict.fromkeys(columns, "")
+        cells["step"] = str(row["step"])
+        if "parameters" in row:
+            cells["parameters"] = str(row["parameters"])
         if "loss" in row:
             cells["loss"] = f"{row['loss']:.3f}"
-        if row.get(metric.name) is not None and "loss" in row:
-            cells[value] = metric.shown(row[metric.name])
+            if row.get(metric.name) is not None:
+                cells[value] = metric.shown(row[metric.name])
         if "client_worst" in row:
             cells[worst] = metric.shown(row["client_worst"])
         if clock:
@@ -115,7 +121,7 @@ def steps(run: Summary, clock: Timed | None = None) -> RichTable:
         what = ", ".join(transfers[:3])
         if len(transfers) > 3:
             what += f" and {len(transfers) - 3} more"
-        table.add_row(*(cells.get(column, "") for column in columns), what)
+        table.add_row(*cells.values(), what)
     return table
 
 
@@ -172,31 +178,34 @@ def survival(found: "Compared") -> RichTable:
     table = table_of(*names, right=names)
     table.title, table.caption = "survival %, 95 % interval, how far off it can be", test
     table.title_justify = table.caption_justify = "left"
-    curves = list(found.curves.values())
-    for time in sorted({time for curve in curves for time in curve.times}):
-        table.add_row(f"{time:g}", *(_survival_at(curve, time) for curve in curves))
-    table.add_row("events", *(f"{sum(curve.events):,}" for curve in curves))
-    for name in curves[0].quartiles:
-        table.add_row(name, *(_quartile(curve, name) for curve in curves))
+    every = set[float]()
+    for curve in found.curves.values():
+        every.update(curve.times)
+    times = sorted(every)
+    columns = [[*map("{:g}".format, times), "events", *curve.quartiles]]
+    for curve in found.curves.values():
+        columns.append(_of_curve(curve, times))
+    for row in zip(*columns, strict=True):
+        table.add_row(*row)
     return table
 
 
-def _survival_at(curve: "Curve", time: float) -> str:
-    """Return survival, interval and error at a time, in percent."""
-    if time not in curve.times:
-        return "-"
-    k = curve.times.index(time)
-    text = f"{100 * curve.survival[k]:.1f} ({100 * curve.low[k]:.1f} to {100 * curve.high[k]:.1f})"
-    # below half of the last digit that is shown, there is nothing to say
-    if curve.error[k] >= 0.0005:
-        text += f" ±{100 * curve.error[k]:.1f}"
-    return text
-
-
-def _quartile(curve: "Curve", name: str) -> str:
-    """Return the time by which so many had the event, and the ends of its interval."""
-    time, low, high = (_number(time, "g") for time in curve.quartiles[name])
-    return f"{time} ({low} to {high})"
+def _of_curve(curve: "Curve", times: Sequence[float]) -> list[str]:
+    """Return the column of a curve: survival, interval and error at each time, in percent; events;
+    and the times by which so many had the event, with the ends of their intervals.
+    """
+    cells = dict.fromkeys(times, "-")
+    numbers = zip(curve.times, curve.survival, curve.low, curve.high, curve.error, strict=True)
+    for time, share, low, high, error in numbers:
+        cells[time] = f"{100 * share:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+        # below half of the last digit that is shown, there is nothing to say
+        if error >= 0.0005:
+            cells[time] += f" ±{100 * error:.1f}"
+    column = [*cells.values(), f"{sum(curve.events):,}"]
+    for quartile in curve.quartiles.values():
+        at, low_end, high_end = (_number(time, "g") for time in quartile)
+        column.append(f"{at} ({low_end} to {high_end})")
+    return column
 
 
 def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> RichTable:
@@ -226,8 +235,10 @@ def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> 
     table = table_of("method", "data", *columns, right=columns)
     table.title, table.title_justify = f"{named} on the union of all clients' test data", "left"
     rows = compared(every, devices)
-    best = {(row["data"], row["metric"]): row["mean"] for row in sorted(rows, key=_worth)}
-    methods = Counter(row["data"] for row in rows)
+    best, methods = {}, Counter[str]()
+    for row in sorted(rows, key=_worth):
+        best[row["data"], row["metric"]] = row["mean"]
+        methods[row["data"]] += 1
     for row, group in zip(rows, groups, strict=True):
         done = [run for run in group if run.finished]
         name, data = row["method"], row["data"]
