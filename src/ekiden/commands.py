@@ -570,7 +570,7 @@ def sweep(
             f"{counted(len(failed), 'run')} failed, such as {name}: {why}: fix the cause and call "
             "it again"
         )
-    return verdicts.as_rows(verdicts.collect(swept, cells))
+    return verdicts.as_rows(swept, cells)
 
 
 def sweep_results(folder: Folder) -> list[dict[str, Any]]:
@@ -583,7 +583,7 @@ def sweep_results(folder: Folder) -> list[dict[str, Any]]:
     Raises:
         UserError: it is neither.
     """
-    return verdicts.as_rows(verdicts.collect(sweeps.opened(path_of(folder))))
+    return verdicts.as_rows(sweeps.opened(path_of(folder)))
 
 
 def verify(folder: Folder, keys: Folder | None = None) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
     jobs = [replace(job, track=options.track) for job in sweep.jobs(swept, runs, options.device)]
     if options.dry_run:
         damaged = sweep.damaged(runs)
-        tell(verdicts.as_rows(verdicts.collect(swept, cells)))
+        tell(verdicts.as_rows(swept, cells))
         console.print(_listed(swept, cells))
         finished = len(runs) - len(jobs) - len(damaged)
         say(f"{counted(len(runs), 'run')}, {finished} of them finished; folder {swept.folder}")
@@ -106,7 +106,7 @@ def run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
     if jobs:
         _do(options, runs, jobs, asked, outcomes.add)
     wrong = len(outcomes.failed) + _show(swept, cells, outcomes)
-    tell(verdicts.as_rows(verdicts.collect(swept, cells)))
+    tell(verdicts.as_rows(swept, cells))
     outcomes.end()
     left = sum(not run.finished for run in runs)
     if options.minutes and left > wrong:
@@ -216,8 +216,7 @@ def list_results(options: ResultsOptions) -> None:
     if not options.json:
         print(ledger.page(sweeps))
         return
-    cells = {str(one.folder): verdicts.as_rows(verdicts.collect(one)) for one in sweeps}
-    print_json([{"sweep": folder, "cells": rows} for folder, rows in cells.items()])
+    print_json([{"sweep": one.folder, "cells": verdicts.as_rows(one)} for one in sweeps])
 
 
 @dataclass(frozen=True)

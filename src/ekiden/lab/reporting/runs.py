@@ -4,6 +4,8 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +104,8 @@ def collect(paths: Sequence[Path]) -> Found:
     if not paths:
         raise UserError("name the run folders and sweep folders to report on")
     left_out: list[tuple[Path, str]] = []
-    alike, twins = _finished(paths, left_out)
-    if not alike:
+    seeded, twins = _finished(paths, left_out)
+    if not seeded:
         folder, why = left_out[0]
         more = ""
         if len(left_out) > 1:
@@ -125,7 +127,6 @@ def collect(paths: Sequence[Path]) -> Found:
     for run, twin in twins:
         if place_of(run) == len(places):
             left_out.append((run.folder, f"the same run as {twin.folder}"))
-    seeded = [tuple(run for _, run in sorted(seeds.items())) for seeds in alike]
     seeded.sort(key=lambda runs: place_of(runs[0]))
     groups = _named(seeded, columns)
     loose = [group for group in groups if max(map(place_of, group.runs)) == len(places)]
@@ -134,13 +135,13 @@ def collect(paths: Sequence[Path]) -> Found:
 
 def _finished(
     paths: Sequence[Path], left_out: list[tuple[Path, str]]
-) -> tuple[list[dict[int, Summary]], list[tuple[Summary, Summary]]]:
-    """Return the finished runs that differ only in the seed, by their seeds, and runs that were
-    there before; add to `left_out` what cannot be read.
+) -> tuple[list[tuple[Summary, ...]], list[tuple[Summary, Summary]]]:
+    """Return the finished runs that differ only in the seed, in the order of their seeds, and runs
+    that were there before; add to `left_out` what cannot be read.
     """
     alike: dict[str, dict[int, Summary]] = defaultdict(dict)
     twins: list[tuple[Summary, Summary]] = []
-    for folder in _distinct(folder for path in paths for folder in find(path)):
+    for folder in _distinct(chain.from_iterable(map(find, paths))):
         try:
             run = _read(folder)
             key, seed = _alike(run.config), run.recipe["seed"]
@@ -153,7 +154,10 @@ def _finished(
             first = alike[key].setdefault(seed, run)
             if first is not run:
                 twins.append((run, first))
-    return list(alike.values()), twins
+    seeded = []
+    for seeds in alike.values():
+        seeded.append(tuple(dict(sorted(seeds.items())).values()))
+    return seeded, twins
 
 
 def _swept_in(
@@ -169,7 +173,8 @@ def _swept_in(
             left_out.append((folder, f"its table is missing: {error}"))
             continue
         for result in results:
-            left_out += [(folder, line) for line in result.left_out]
+            for line in result.left_out:
+                left_out.append((folder, line))
         sweeps.append((swept, results))
     return sweeps
 
@@ -215,9 +220,9 @@ def _alike(config: Mapping[str, Any]) -> str:
     result.
     """
     said, recipe, cell = said_in(config), config["recipe"], cell_of(config)
-    plan = [said.get(k) for k in ("data", "silos", "reading", "task", "size", "val_fraction")]
-    parts = [recipe[k] for k in ("method", "hyperparameters", "training", "model", "evaluate_on")]
-    made_for = [cell.get(k) for k in ("experiment", "row", "column")]
+    plan = list(map(said.get, ("data", "silos", "reading", "task", "size", "val_fraction")))
+    parts = itemgetter("method", "hyperparameters", "training", "model", "evaluate_on")(recipe)
+    made_for = list(map(cell.get, ("experiment", "row", "column")))
     who = [config["dataset"], partition(config), list(config["clients"]), revised(config)]
     more = [recipe.get("dp"), _machine(config), bool(said.get("tune"))]
     return json.dumps([plan, parts, made_for, who, more], sort_keys=True)
@@ -246,13 +251,15 @@ def _setting(run: Summary, dataset: str) -> str:
 
 def _named(groups: Sequence[tuple[Summary, ...]], columns: set[str]) -> tuple[Group, ...]:
     """Name each group so that it can be told from the others of its setting."""
-    paths = {str(runs[0].config["dataset"]) for runs in groups}
-    files = Counter(Path(path).name for path in paths)
+    named_so: dict[str, set[str]] = defaultdict(set)
+    for runs in groups:
+        data = str(runs[0].config["dataset"])
+        named_so[Path(data).name].add(data)
     bare = []
     for runs in groups:
         data = str(runs[0].config["dataset"])
         # without its folder, if no other data have this name
-        if files[Path(data).name] == 1:
+        if len(named_so[Path(data).name]) == 1:
             data = Path(data).name
         bare.append(Group("", _setting(runs[0], data), runs))
     named: list[Group] = []

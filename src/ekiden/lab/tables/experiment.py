@@ -257,7 +257,7 @@ def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
         for row, number in product(rows, range(len(columns))):
             cells.append(_cell(default, columns, number, row, chosen, entries.printed_seeds))
         _check_folders(cells)
-        of_rows, of_columns = (tuple(one["label"] for one in side) for side in (rows, columns))
+        of_rows, of_columns = _labels(rows), _labels(columns)
         in_rows = any("method" in row for row in rows)
         methods = of_columns
         if in_rows:
@@ -301,7 +301,14 @@ def _entries(given: Sequence[Entry], kind: str, own: Sequence[str]) -> list[Entr
     """Return rows or columns. An entry with a list of values for a setting stands for one entry per
     value.
     """
-    return [one for entry in given for one in _each(entry, kind, own)]
+    found: list[Entry] = []
+    for entry in given:
+        found += _each(entry, kind, own)
+    return found
+
+
+def _labels(entries: Sequence[Entry]) -> tuple[str, ...]:
+    return tuple(entry["label"] for entry in entries)
 
 
 def _each(entry: Entry, kind: str, own: Sequence[str]) -> Iterator[Entry]:
@@ -310,14 +317,16 @@ def _each(entry: Entry, kind: str, own: Sequence[str]) -> Iterator[Entry]:
         raise UserError(f"every [[{kind}]] needs a label (text), one has {label!r}")
     label = text(entry, "label")
     with at(f"{kind} {label!r}"):
-        grid = {k: v for k, v in entry.items() if k not in own and is_grid(k, v)}
+        grid = {}
+        for name, values in entry.items():
+            if name not in own and is_grid(name, values):
+                if not values:
+                    raise UserError(f"{name} is a list without values: give at least one")
+                grid[name] = values
         if grid and "printed" in entry:
             raise UserError(
                 "write a row of its own for each printed value, without lists of settings"
             )
-        for name, values in grid.items():
-            if not values:
-                raise UserError(f"{name} is a list without values: give at least one")
         for values in product(*grid.values()):
             one = entry | dict(zip(grid, values, strict=True)) | {"label": label}
             try:
@@ -360,13 +369,15 @@ def _cell(
     column = columns[number]
     with at(f"row {row['label']!r}, column {column['label']!r}"):
         special = table(row.get("at", {}), "at")
-        labels = [c["label"] for c in columns]
+        labels = _labels(columns)
         for label in special.keys() - labels:
             raise unknown("column in at", label, labels)
         given = (default, column, row, table(special.get(column["label"], {}), "at"))
         method = _last(given, "method")
-        layers = [part for layer in given for part in _parts(layer, method)]
-        note, differs = _joined(layers, "note"), _joined(layers, "differs")
+        layers: list[Entry] = []
+        for layer in given:
+            layers += _parts(layer, method)
+        note, differs = ("; ".join(_texts(layers, key)) for key in ("note", "differs"))
         printed = _printed(row.get("printed"), number, len(columns), printed_runs)
         metric, skip = _last(layers, "metric") or METRICS[0], _last(layers, "skip")
         if metric not in (*METRICS, *_OF_TASKS):
@@ -411,27 +422,29 @@ def _measured(default: Entry, rows: Sequence[Entry]) -> str:
     return found.pop()
 
 
-def _joined(layers: Sequence[Entry], key: str) -> str:
+def _texts(layers: Sequence[Entry], key: str) -> list[str]:
     """Return the texts of all layers that have one."""
-    return "; ".join(filter(None, (text(layer, key) for layer in layers)))
+    return list(filter(None, (text(layer, key) for layer in layers)))
 
 
 def _last(layers: Sequence[Entry], key: str) -> str:
     """Return the text of the last layer that has one."""
-    return next(filter(None, (text(layer, key) for layer in reversed(layers))), "")
+    return ["", *_texts(layers, key)][-1]
 
 
 def _parts(layer: Entry, method: str) -> tuple[Entry, Entry]:
     """Return a layer's entries for one method: its own, and those in the table of the method's
     name.
     """
+    shared = {}
     for name, value in layer.items():
-        if isinstance(value, dict) and name != "at" and name not in _TITLES:
+        if not isinstance(value, dict):
+            shared[name] = value
+        elif name != "at" and name not in _TITLES:
             raise unknown("method", name, _TITLES)
         # "average" is a hyperparameter too
         if name in _TITLES and name not in known_anywhere():
             table(value, name)
-    shared = {k: v for k, v in layer.items() if not isinstance(v, dict)}
     own = layer.get(method.removesuffix(LAP))
     # "average" is a hyperparameter, too, and then no table
     if not isinstance(own, dict):

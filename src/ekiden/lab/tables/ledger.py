@@ -65,7 +65,7 @@ def section(sweep: Sweep, *more: Sweep) -> str:
                 raise UserError(
                     f"{sweep.folder} has no cell for {run.folder}: name {one.folder} first"
                 )
-    done = [r for r in results if r.runs]
+    done = [result for result in results if result.runs]
     lines, source = [f"## {experiment.title}", ""], experiment.source
     if experiment.link:
         source = f"[{source}]({experiment.link})"
@@ -83,7 +83,7 @@ def section(sweep: Sweep, *more: Sweep) -> str:
         if any(result.cell.published for result in done):
             titles += _COMPARED
         rows = [line(result, experiment)[: len(titles)] for result in done]
-        runs = sum(len(result.runs) for result in done)
+        runs = len(runs_of(done))
         lines += [*runs_line(experiment), *table(titles, rows), ""]
         lines.append(
             f"{len(done)} of {len(results)} cells, {runs} runs{_origins(done)}; "
@@ -107,14 +107,14 @@ def _remarks(results: Sequence[CellResult]) -> list[str]:
         if result.runs and result.cell.note:
             notes[result.cell.note].append(result.cell.label)
         left_out += result.left_out
-    lines = [f"{', '.join(labels)}: {note}" for note, labels in notes.items()]
-    return [f"- {line}" for line in lines + left_out]
+    lines = [f"- {', '.join(labels)}: {note}" for note, labels in notes.items()]
+    return lines + list(map("- {}".format, left_out))
 
 
 def _intervals(results: Sequence[CellResult], experiment: Experiment) -> list[str]:
     """Return a table of 95 % intervals of the metric, where runs have them."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
-    columns: dict[str, str] = {}
+    columns = dict[str, str]()
     for result in results:
         name, each = result.cell.metric, []
         for run in result.runs:
@@ -163,19 +163,18 @@ def line(result: CellResult, experiment: Experiment) -> list[str]:
 
 def _origins(results: Sequence[CellResult]) -> str:
     """Say how many of the runs were made for other experiments."""
-    made_for = [cell_of(run.config).get("of") for run in runs_of(results)]
+    made_for = (cell_of(run.config).get("of") for run in runs_of(results))
     origins = Counter(filter(None, made_for))
     return "".join(f", {n} of them from {of}" for of, n in sorted(origins.items()))
 
 
 def _environment(results: Sequence[CellResult]) -> str:
     """Say on what machine and with what versions they were run, and how long that took."""
-    runs = runs_of(results)
-    versions = set()
-    for run in runs:
+    versions, seconds = set(), 0.0
+    for run in runs_of(results):
+        seconds += run.seconds
         device, torch = "CPU", run.environment.get("torch") or "unknown"
         if run.config["hardware"].get("device") != "cpu":
             device = run.environment.get("gpu") or device
         versions.add(f"Ekiden {run.config.get('ekiden', 'unknown')}, PyTorch {torch}, {device}")
-    seconds = duration(sum(run.seconds for run in runs))
-    return f"{'; '.join(sorted(versions))}; {seconds} of computing in all"
+    return f"{'; '.join(sorted(versions))}; {duration(seconds)} of computing in all"

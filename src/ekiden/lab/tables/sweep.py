@@ -435,7 +435,7 @@ def runs_in(path: Path) -> list[Path]:
         return [path]
     found: list[Path] = []
     for folder in sorted(file.parent for file in path.rglob("config.json")):
-        if not any(one in folder.parents for one in found[-1:]):
+        if not found or found[-1] not in folder.parents:
             found.append(folder)
     return found
 
@@ -447,9 +447,9 @@ def summaries(paths: Iterable[Path]) -> list[Summary]:
     found: list[Summary] = []
     for path in paths:
         if _is_records(path):
-            found += [result for run in opened(path).runs() if (result := run.result)]
+            found += filter(None, (run.result for run in opened(path).runs()))
         else:
-            found += [summarise(folder) for folder in expand([path])]
+            found += map(summarise, expand([path]))
     return found
 
 
@@ -481,7 +481,7 @@ def _about(sweep: Sweep, run: SweepRun) -> dict[str, Any]:
         "column": run.cell.column,
         "metric": run.cell.metric,
         "budget": sweep.experiment.budget,
-        "scaled": [asdict(s) for s in run.cell.scaled],
+        "scaled": list(map(asdict, run.cell.scaled)),
         "data": run.plan.data,
     }
 
@@ -490,7 +490,7 @@ def _mark(folder: Path) -> dict[str, str]:
     try:
         mark = json.loads(read_regular(folder / MARK))
         if mark["format"] == FORMAT:
-            return {name: str(mark[name]) for name in ("file", "budget")}
+            return {"file": str(mark["file"]), "budget": str(mark["budget"])}
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise UserError(

@@ -12,11 +12,11 @@ from math import hypot, sqrt
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from ekiden.core.engine.method import Method
+from ekiden.lab.drawing import table_of
 from ekiden.lab.tables.experiment import METRICS, PAPER, Cell, Experiment, Published
 from ekiden.lab.tables.sweep import Sweep
 from ekiden.runs.summary import Summary, headline, metric_of, spread, value_of
@@ -117,9 +117,12 @@ class CellResult:
     @property
     def values(self) -> tuple[float, ...]:
         """The metric of each run; shares in per cent."""
-        name = self.cell.metric
-        found = ((value_of(run, name), metric_of(run, name).scale) for run in self.runs)
-        return tuple(scale * value for value, scale in found if value is not None)
+        found = []
+        for run in self.runs:
+            value = value_of(run, self.cell.metric)
+            if value is not None:
+                found.append(metric_of(run, self.cell.metric).scale * value)
+        return tuple(found)
 
     @property
     def higher(self) -> bool:
@@ -168,11 +171,6 @@ class CellResult:
         }
 
 
-def as_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
-    """Return cells as plain values, for `--json`."""
-    return [one.to_json() for one in results]
-
-
 def collect(
     sweep: Sweep, cells: Sequence[Cell] | None = None, more: Sequence[Sweep] = ()
 ) -> tuple[CellResult, ...]:
@@ -205,6 +203,13 @@ def collect(
     for cell in chosen:
         results.append(CellResult(cell, tuple(done[cell.slug]), tuple(left_out[cell.slug])))
     return tuple(results)
+
+
+def as_rows(sweep: Sweep, cells: Sequence[Cell] | None = None) -> list[dict[str, Any]]:
+    """Return what is finished of a sweep, or of some of its cells, as plain values, for
+    `--json`.
+    """
+    return list(map(CellResult.to_json, collect(sweep, cells)))
 
 
 def runs_of(results: Sequence[CellResult]) -> list[Summary]:
@@ -248,16 +253,18 @@ def scaled_down(experiment: Experiment) -> str:
     """Say what a budget reduced; empty for the whole experiment."""
     if experiment.budget == PAPER:
         return ""
-    scaled = sorted({str(s) for cell in experiment.cells for s in cell.scaled})
-    return ", ".join([*scaled, f"{len(experiment.seeds)} of {experiment.all_seeds} seeds"])
+    scaled = set[str]()
+    for cell in experiment.cells:
+        scaled.update(map(str, cell.scaled))
+    return ", ".join([*sorted(scaled), f"{len(experiment.seeds)} of {experiment.all_seeds} seeds"])
 
 
 def listing(experiment: Experiment, results: Sequence[CellResult]) -> RichTable:
     """Show a line for each cell. The best compared value is bold, the second underlined."""
     places = ranks(experiment, results)
-    numbers = (Column(name, justify="right") for name in ("ours", "seeds", "printed", "difference"))
-    title = Text(heading(experiment, results))
-    made = RichTable("row", "column", *numbers, title=title, title_justify="left")
+    numbers = ("ours", "seeds", "printed", "difference")
+    made = table_of("row", "column", *numbers, right=numbers)
+    made.title, made.title_justify = Text(heading(experiment, results)), "left"
     for r in results:
         value = Text("not run")
         if r.runs:
@@ -445,8 +452,12 @@ class Contrast:
 
 def contrasts(experiment: Experiment, results: Sequence[CellResult]) -> tuple[Contrast, ...]:
     """Return the comparisons that the file asks for with `paired`, for what is finished."""
-    made = [_contrast(experiment, results, method) for method in experiment.paired]
-    return tuple(contrast for contrast in made if contrast.tasks)
+    made = []
+    for method in experiment.paired:
+        contrast = _contrast(experiment, results, method)
+        if contrast.tasks:
+            made.append(contrast)
+    return tuple(made)
 
 
 def difference(ours: CellResult, other: CellResult, label: str, seeds: int) -> Difference | None:
@@ -456,10 +467,13 @@ def difference(ours: CellResult, other: CellResult, label: str, seeds: int) -> D
     if ours.cell.measured != other.cell.measured:
         return None
     theirs = _by_seed(other)
-    points = tuple(value - theirs[seed] for seed, value in _by_seed(ours).items() if seed in theirs)
+    points = []
+    for seed, value in _by_seed(ours).items():
+        if seed in theirs:
+            points.append(value - theirs[seed])
     if not points:
         return None
-    return Difference(points, label, len(points) == seeds, _pools_data(other))
+    return Difference(tuple(points), label, len(points) == seeds, _pools_data(other))
 
 
 def _contrast(experiment: Experiment, results: Sequence[CellResult], method: str) -> Contrast:
@@ -472,15 +486,19 @@ def _contrast(experiment: Experiment, results: Sequence[CellResult], method: str
         if result.runs:
             task, name = _places(experiment, result)
             by_task[task][name] = result
-    by_task = {task: here for task, here in by_task.items() if method in here}
-    found = set[str]().union(*by_task.values()) - {method}
+    found = set[str]()
+    for here in by_task.values():
+        if method in here:
+            found |= here.keys() - {method}
     labels = experiment.columns
     if experiment.methods_in_rows:
         labels = experiment.rows
     others = tuple(filter(found.__contains__, labels))
     tasks = []
     for task, here in by_task.items():
-        mine = here[method]
+        mine = here.get(method)
+        if mine is None:
+            continue
         each: list[Difference | None] = []
         rivals = []
         for name in others:
@@ -516,7 +534,5 @@ def _kind(result: CellResult) -> type[Method] | None:
 
 
 def _by_seed(result: CellResult) -> dict[int, float]:
-    found = {}
-    for run, value in zip(result.runs, result.values, strict=True):
-        found[run.recipe["seed"]] = value
-    return found
+    seeds = [run.recipe["seed"] for run in result.runs]
+    return dict(zip(seeds, result.values, strict=True))
