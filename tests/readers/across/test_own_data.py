@@ -477,14 +477,14 @@ def test_networks_that_do_not_read_such_samples_say_so() -> None:
         split(load(sentences(), text_column="text", drop_columns="site"), "iid", 2),
     )
     with pytest.raises(
-        UserError, match=r"mlp reads numbers, but these samples are a table: .*table_mlp, table_tr"
+        UserError, match=r"mlp needs numbers, but these samples are a table, .*table_mlp, table_tr"
     ):
         ekiden.run("fedavg", table, "mlp")
     with pytest.raises(
-        UserError, match=r"table_mlp reads .*, but these samples are texts: .*text_mean"
+        UserError, match=r"table_mlp needs .*, but these samples are texts, .*text_mean"
     ):
         ekiden.run("fedavg", texts, "table_mlp")
-    with pytest.raises(UserError, match="lenet reads numbers, but these samples are texts"):
+    with pytest.raises(UserError, match=r"lenet needs images .*, but these samples are texts"):
         ekiden.run("fedavg", texts, "lenet")
 
 
