@@ -83,7 +83,7 @@ def test_a_volume_of_one_slice_is_that_slice(tmp_path: Path, axes: Any) -> None:
         upright.as_reoriented(nibabel.orientations.ornt_transform(AXES[0], axes)),
         tmp_path / "a.nii",
     )
-    assert (np.asarray(medical.image(tmp_path / "a.nii")) == shown(values[0])).all()
+    assert (np.asarray(medical.load(tmp_path / "a.nii").image) == shown(values[0])).all()
     assert medical.look(tmp_path / "a.nii").pages == 1
 
 

@@ -116,9 +116,9 @@ def test_sums_are_what_is_told_and_add_up() -> None:
     unscaled = [Subset(raw.train, client.train.rows) for client in parts.clients]
     told = [told_by(ClientData(str(k), s, s, s), raw) for k, s in enumerate(unscaled)]
     assert sum(t.moments["age"].count for t in told) == len(raw.train)
-    again = [ColumnSums.from_json(t.to_json(), "here") for t in told]
-    assert again == told
+    assert [ColumnSums.from_json(t.to_json(), "here") for t in told] == told
     one = whole.dataset.inputs
     assert isinstance(one, Table)
-    assert agree(raw.inputs, told).centre == pytest.approx(one.centre)
-    assert agree(raw.inputs, told).scale == pytest.approx(one.scale)
+    again = agree(raw.inputs, ColumnSums.together(told))
+    assert again.centre == pytest.approx(one.centre)
+    assert again.scale == pytest.approx(one.scale)

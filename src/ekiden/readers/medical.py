@@ -69,13 +69,6 @@ def is_dicom(path: Path) -> bool:
         return False
 
 
-def image(item: Path | bytes) -> Image.Image:
-    """Return the slice or frame: colours of 8 bits, or grey values in the unit of the file as
-    floats.
-    """
-    return load(item).image
-
-
 def _file_and_number(item: Any) -> tuple[Any, int | None]:
     """Return the file and the number of the slice that its name has after #; bytes unchanged."""
     if isinstance(item, Path):
@@ -83,10 +76,14 @@ def _file_and_number(item: Any) -> tuple[Any, int | None]:
     return item, None
 
 
+def _is_nifti(file: Any) -> bool:
+    return isinstance(file, Path) and file.name.lower().endswith(NIFTI)
+
+
 def look(item: Path | bytes) -> Look:
     """Return what the header says."""
     file, number = _file_and_number(item)
-    if isinstance(file, Path) and file.name.lower().endswith(NIFTI):
+    if _is_nifti(file):
         return _Volume(file).look(number)
     data = _read(file, stop_before_pixels=True)
     if not data.get("Rows") or not data.get("Columns"):
@@ -100,18 +97,23 @@ def look(item: Path | bytes) -> Look:
     apart = _of_frame(data, 0, "PixelMeasuresSequence").get("PixelSpacing") or data.get(
         "ImagerPixelSpacing"
     )
-    doubts = [
-        what for tag, value, what in _DOUBTS if value in np.atleast_1d(data.get(tag) or "").tolist()
-    ]
     return Look(
         size,
         _has_colour(data),
         pages,
-        doubt=next(iter(doubts), ""),
+        doubt=_doubt(data),
         spacing=float(apart[0]) if apart else 0.0,
         taken=f"{data.get('Modality') or ''} {_plane(data)}".strip(),
         subject=str(data.get("PatientID") or ""),
     )
+
+
+def _doubt(data: Any) -> str:
+    """Return what the header of a DICOM file leaves open; "" if nothing."""
+    for tag, value, what in _DOUBTS:
+        if value in np.atleast_1d(data.get(tag) or "").tolist():
+            return what
+    return ""
 
 
 def _of_frame(data: Any, frame: int, group: str) -> Any:
@@ -139,7 +141,7 @@ def _plane(data: Any) -> str:
 def load(item: Path | bytes) -> Loaded:
     """Return the pixels."""
     file, number = _file_and_number(item)
-    if isinstance(file, Path) and file.name.lower().endswith(NIFTI):
+    if _is_nifti(file):
         return _Volume(file).load(number)
     return _dicom(_read(file), number)
 
@@ -150,8 +152,7 @@ def mask(item: Path, image: Any) -> NDArray[Any]:
     """
     path, number = split(item)
     beside, wanted = _file_and_number(image)
-    both = path, beside
-    if not all(isinstance(file, Path) and file.name.lower().endswith(NIFTI) for file in both):
+    if not _is_nifti(path) or not _is_nifti(beside):
         raise UserError(
             "a mask is a NIfTI file if its image is one, otherwise a PNG or TIFF file: convert it"
         )
@@ -162,12 +163,7 @@ def mask(item: Path, image: Any) -> NDArray[Any]:
             "both"
         )
     corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(volume.shape) - 1)
-    apart = np.abs(
-        [
-            one - other
-            for one, other in zip(*(v.placed(corners) for v in (labels, volume)), strict=True)
-        ]
-    )
+    apart = np.abs(labels.placed(corners) - volume.placed(corners))
     if labels.shape != volume.shape or apart.max() > min(volume.file.header.get_zooms()[:3]) / 2:
         raise UserError(
             f"it has {' x '.join(map(str, labels.shape))} voxels, its image "
@@ -198,16 +194,16 @@ class _Volume:
         turned = nibabel.io_orientation(self.file.affine)
         if np.isnan(turned).any():
             raise UserError("its affine does not say where its axes point: correct the header")
-        self.stored = [int(np.flatnonzero(turned[:, 0] == axis)[0]) for axis in range(3)]
-        self.mirrored = [bool(turned[stored, 1] < 0) for stored in self.stored]
-        self.shape = tuple(int(self.dims[stored]) for stored in self.stored)
+        # the axis of the file that is each of these
+        self.stored = np.argsort(turned[:, 0])
+        self.mirrored = turned[self.stored, 1] < 0
+        self.shape = [self.dims[axis] for axis in self.stored]
         self._grid = self.file.affine @ nibabel.orientations.inv_ornt_aff(turned, self.dims)
-        flat = [axis for axis in range(3) if self.dims[self.stored[axis]] == 1]
         # a volume of one slice is that slice
         self.across = 2
-        if len(flat) == 1:
-            self.across = flat[0]
-        self.right, self.up = (self.stored[axis] for axis in range(3) if axis != self.across)
+        if self.shape.count(1) == 1:
+            self.across = self.shape.index(1)
+        self.right, self.up = np.delete(self.stored, self.across).tolist()
         zooms = (*map(float, self.file.header.get_zooms()), 1.0, 1.0)
         self.spacing = zooms[self.up] * {"meter": 1e3, "micron": 1e-3}.get(
             self.file.header.get_xyzt_units()[0], 1.0
@@ -219,9 +215,8 @@ class _Volume:
         return np.asarray(voxels @ self._grid[:3, :3].T + self._grid[:3, 3])
 
     def _doubt(self, orientation: Any) -> str:
-        (q, is_q), (s, is_s) = (
-            get(coded=True) for get in (self.file.get_qform, self.file.get_sform)
-        )
+        q, is_q = self.file.get_qform(coded=True)
+        s, is_s = self.file.get_sform(coded=True)
         if not is_q and not is_s:
             return "do not say where their axes point (the codes of qform and sform are 0); x is taken to point left"
         axes = np.abs(self.file.affine[:3, :3]) / np.linalg.norm(self.file.affine[:3, :3], axis=0)
@@ -232,7 +227,7 @@ class _Volume:
         return ""
 
     def look(self, number: int | None) -> Look:
-        count = self.dims[self.stored[self.across]]
+        count = self.shape[self.across]
         chosen(count, number, "slice")
         size = self.dims[self.right], self.dims[self.up]
         colour = self.file.get_data_dtype().names is not None
@@ -242,17 +237,16 @@ class _Volume:
         return Look(size, colour, pages, self.doubt, self.spacing, _PLANES[self.across])
 
     def load(self, number: int | None) -> Loaded:
-        cut, count = self.stored[self.across], self.dims[self.stored[self.across]]
+        cut, count = int(self.stored[self.across]), self.shape[self.across]
         place = chosen(count, number, "slice")
         index: list[Any] = [slice(None)] * 3 + [0] * (len(self.file.shape) - 3)
         index[cut] = count - 1 - place if self.mirrored[self.across] else place
-        kept = [axis for axis in range(3) if axis != cut]
         plane = np.asanyarray(self.file.dataobj[tuple(index[: len(self.file.shape)])])
-        plane = plane.reshape([self.dims[axis] for axis in kept])
-        if kept.index(self.right) == 1:
+        plane = plane.reshape(np.delete(self.dims, cut))
+        if self.right > self.up:
             plane = plane.T
-        right, up = (axis for axis in range(3) if axis != self.across)
-        plane = plane[:: -1 if self.mirrored[right] else 1, :: -1 if self.mirrored[up] else 1]
+        right, up = np.delete(self.mirrored, self.across).tolist()
+        plane = plane[:: -1 if right else 1, :: -1 if up else 1]
         shown = np.ascontiguousarray(np.rot90(plane))
         if shown.dtype.names:
             return Loaded(Image.fromarray(np.stack([shown[name] for name in "RGB"], axis=-1)))
@@ -280,10 +274,14 @@ def _frames(data: Any) -> int:
 def _has_colour(data: Any) -> bool:
     if data.get("PhotometricInterpretation") != "PALETTE COLOR":
         return int(data.get("SamplesPerPixel", 1)) > 1
-    red, green, blue = (
-        data.get(f"{name}PaletteColorLookupTableData") for name in ("Red", "Green", "Blue")
-    )
+    red, green, blue = _palette(data)
     return not red == green == blue
+
+
+def _palette(data: Any) -> list[bytes]:
+    """Return the tables of red, green and blue."""
+    names = ("Red", "Green", "Blue")
+    return [data.get(f"{name}PaletteColorLookupTableData", b"") for name in names]
 
 
 def _dicom(data: Any, number: int | None) -> Loaded:
@@ -347,16 +345,9 @@ def _of_palette(raw: NDArray[Any], data: Any) -> Image.Image:
     from pydicom.pixels import apply_color_lut
 
     colours = apply_color_lut(raw, data)
-    tables = [
-        getattr(data, f"{name}PaletteColorLookupTableData", b"")
-        for name in ("Red", "Green", "Blue")
-    ]
-    wide = (
-        colours.dtype.itemsize == 2
-        and max(np.frombuffer(table, "<u2").max(initial=0) for table in tables) > 255
-    )
+    deep = colours.dtype.itemsize == 2
     colours = colours[..., :3]
-    if wide:
+    if deep and np.frombuffer(b"".join(_palette(data)), "<u2").max(initial=0) > 255:
         colours = colours >> 8
     return Image.fromarray(colours.astype(np.uint8))
 

@@ -19,30 +19,34 @@ from ekiden.readers import schema as schemas
 from ekiden.readers.inspector import Spelling, inspector
 from ekiden.readers.kinds import Inputs, Table, from_json
 from ekiden.readers.kinds.tables import encode_again
-from ekiden.readers.moments import ColumnSums, counted_together, read_sums, target, told_by
+from ekiden.readers.moments import ColumnSums, read_sums, target, told_by
 from ekiden.readers.schema import Schema
-from ekiden.readers.undecoded import named_twice, natural
+from ekiden.readers.undecoded import named_twice, natural, not_in
 
 
-def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
-    """Return the table with the scaling and the vocabularies that follow from the silos' sums.
+def agree(table: Table, total: ColumnSums) -> Table:
+    """Return the table with the scaling and the vocabularies that follow from the sums of all silos.
 
     Warns:
         DataWarning: a column does not vary.
     """
-    total = ColumnSums.together(told)
-    scales = {name: total.scale(name) for name in table.numeric}
-    if constant := [name for name, (_, std) in scales.items() if not std]:
+    centre, scale, constant = list[float](), list[float](), list[str]()
+    for name in table.numeric:
+        mean, std = total.scale(name)
+        if not std:
+            constant.append(name)
+        centre.append(mean)
+        scale.append(std or 1.0)
+    if constant:
         tell(
             "a model learns nothing from columns with one value at all silos, or fewer than "
             "--min-count others at "
             f"each: lower --min-count, or leave them out with --drop-columns={constant}"
         )
-    vocabularies = tuple(
-        tuple(sorted(total.categories[name], key=natural)) for name in table.categorical
-    )
-    for name, known in zip(table.categorical, vocabularies, strict=True):
-        if not known:
+    vocabularies = list[tuple[str, ...]]()
+    for name in table.categorical:
+        vocabularies.append(tuple(sorted(total.categories[name], key=natural)))
+        if not vocabularies[-1]:
             raise UserError(
                 f"column {name!r} has no text that enough rows of a silo share: leave it out with "
                 f"--drop-columns={name!r}, read it as text with --text-column={name!r}, or lower "
@@ -50,27 +54,24 @@ def agree(table: Table, told: Sequence[ColumnSums]) -> Table:
             )
     return replace(
         table,
-        centre=tuple(mean for mean, _ in scales.values()),
-        scale=tuple(std or 1.0 for _, std in scales.values()),
+        centre=tuple(centre),
+        scale=tuple(scale),
         gaps=tuple(name for name in table.numeric if total.missing[name]),
-        vocabularies=vocabularies,
+        vocabularies=tuple(vocabularies),
         missing=total.marks,
     )
 
 
-def target_scales(told: Sequence[ColumnSums]) -> dict[str, tuple[float, float]]:
+def target_scales(total: ColumnSums) -> dict[str, tuple[float, float]]:
     """Return mean and standard deviation of each number to predict, by name."""
-    total = ColumnSums.together(told)
-    found = {
-        name.removeprefix(target("")): total.scale(name)
-        for name in total.moments
-        if name not in total.missing
-    }
-    if constant := next((name for name, (_, std) in found.items() if not std), None):
-        mean = found[constant][0]
-        raise UserError(
-            f"the label {constant!r} is {mean:g} in all training rows: name a label that varies"
-        )
+    found = dict[str, tuple[float, float]]()
+    for column in not_in(total.missing, total.moments):
+        name = column.removeprefix(target(""))
+        mean, std = found[name] = total.scale(column)
+        if not std:
+            raise UserError(
+                f"the label {name!r} is {mean:g} in all training rows: name a label that varies"
+            )
     return found
 
 
@@ -87,12 +88,13 @@ def agreed(fed: FederatedData, *, mixed: bool = False) -> FederatedData:
     told = [told_by(client, fed.dataset) for client in fed.clients]
     if not mixed:
         told = inspector().sums(told, None)
+    total = ColumnSums.together(told)
     after, task = fed.dataset.inputs, fed.dataset.task
     if isinstance(after, Table):
-        after = agree(after, told)
+        after = agree(after, total)
         _say_folded(fed, after)
     if isinstance(task, ScaledTask):
-        mean, std = zip(*map(target_scales(told).__getitem__, fed.dataset.classes), strict=True)
+        mean, std = zip(*map(target_scales(total).__getitem__, fed.dataset.classes), strict=True)
         task = replace(task, mean=mean, std=std)
     return scaled(fed, after, task)
 
@@ -120,7 +122,7 @@ def _say_folded(fed: FederatedData, after: Table) -> None:
             if held:
                 at.append(client.name)
         if rows:
-            names = listed(repr(category) for category, _ in rows.most_common())
+            names = listed(map(repr, dict(rows.most_common())))
             found.append(
                 f"column {name!r}: {names} in {counted(rows.total(), 'row')} of {listed(at)}"
             )
@@ -183,7 +185,7 @@ class Scaling:
         """Return the scaling as plain values."""
         return {
             "table": None if self.table is None else self.table.to_json(),
-            "targets": {name: list(scale) for name, scale in self.targets.items()},
+            "targets": dict(self.targets),
             "schema": json.loads(self.schema) if self.schema else None,
             "classes": dict(self.classes),
         }
@@ -203,7 +205,7 @@ class Scaling:
                     f"the agreed scaling lacks the target {name!r}: make it of the sums of this "
                     "task"
                 )
-        mean, std = zip(*(self.targets[name] for name in dataset.classes), strict=True)
+        mean, std = zip(*map(self.targets.__getitem__, dataset.classes), strict=True)
         return replace(dataset, task=replace(dataset.task, mean=mean, std=std), least=0)
 
 
@@ -248,22 +250,21 @@ def agree_on(
         _refuse_other_columns(files[0], told[0], file, one)
     _check_silos([one.silo for one in told], expected)
     told = inspector().sums(told, spelling)
-    # the others are targets
-    columns = [name for name in told[0].moments if name in told[0].missing]
-    table = Table(
-        tuple(sorted(columns)),
-        tuple(sorted(told[0].categories)),
-        dates=tuple(sorted(told[0].dates)),
-    )
-    known = None
-    if columns or told[0].categories:
-        known = agree(table, told)
-    if known is None and not any(one.moments or one.classes for one in told):
+    total, known = ColumnSums.together(told), None
+    # those without a count of missing values are targets
+    if total.missing or total.categories:
+        table = Table(
+            tuple(sorted(total.missing)),
+            tuple(sorted(total.categories)),
+            dates=tuple(sorted(total.dates)),
+        )
+        known = agree(table, total)
+    if known is None and not total.moments and not total.classes:
         raise UserError(
             "no silo counts enough samples of any class: lower min_count in their silo.toml"
         )
-    counts = dict(sorted(counted_together([one.classes for one in told]).items()))
-    return Scaling(known, target_scales(told), schema.text() if schema else "", counts)
+    counts = dict(sorted(total.classes.items()))
+    return Scaling(known, target_scales(total), schema.text() if schema else "", counts)
 
 
 def _refuse_other_columns(usual: Path, first: ColumnSums, file: Path, one: ColumnSums) -> None:
@@ -296,12 +297,12 @@ def _check_silos(names: Sequence[str], expected: Sequence[str]) -> None:
     """Refuse sums that are given twice, and name silos whose sums are missing."""
     if twice := named_twice(names):
         raise UserError(f"two files are the sums of {twice}: give those of each silo once")
-    if expected and (missing := [name for name in expected if name not in names]):
+    if missing := not_in(names, expected):
         raise UserError(
             f"the sums of {', '.join(missing)} are missing: give those of all silos of the "
             "federation"
         )
-    if expected and (strange := [name for name in names if name not in expected]):
+    if expected and (strange := not_in(expected, names)):
         raise UserError(
             f"{', '.join(strange)} is not a silo of the federation: {', '.join(expected)}"
         )

@@ -24,7 +24,7 @@ import re
 import tomllib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -46,7 +46,7 @@ from ekiden.core.base.errors import (
 )
 from ekiden.core.base.files import read_text
 from ekiden.readers.cells import DATE, Cells, Writing, short
-from ekiden.readers.undecoded import Raw, named_twice
+from ekiden.readers.undecoded import Raw, all_are, named_twice, not_in
 
 Kind = Literal["number", "date", "category", "text", "image", "array", "id"]
 SAMPLES = ("text", "image", "array")
@@ -87,11 +87,11 @@ class Column(Checked):
             raise UserError(
                 f"least and most are for numbers and dates, not for {self.kind}: leave them out"
             )
-        if any(not isinstance(bound, wanted or object) for bound in bounds):
+        if not all_are(wanted or object, bounds):
             raise UserError(
                 f"least and most of a {self.kind} must be {self.kind}s, not {bounds[0]!r}"
             )
-        numbers = [self.number(bound) for bound in bounds]
+        numbers = [*map(self.number, bounds)]
         if len(numbers) == 2 and numbers[0] > numbers[1]:
             raise UserError(f"least {self.least} is above most {self.most}")
         if self.categories and self.kind != "category":
@@ -272,15 +272,10 @@ class Schema(Checked):
         about patients.
         """
         values = {name: value for name, value in plain(self).items() if value}
-        default = Column("number")
-        values["columns"] = {
-            name: {
-                f.name: v
-                for f in fields(c)
-                if (v := getattr(c, f.name)) != getattr(default, f.name) or f.name == "kind"
-            }
-            for name, c in self.columns.items()
-        }
+        # each column needs its kind, also if it is that of the usual one
+        usual = plain(Column("number")) | {"kind": ""}
+        for name, column in values["columns"].items():
+            values["columns"][name] = {k: v for k, v in column.items() if v != usual[k]}
         return json.dumps(values, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -389,8 +384,8 @@ def violations(
     `writing` has the schema's marks of missing values, and `names` those of categories that are
     stored as positions.
     """
-    lacking = [name for name in schema.columns if name not in table.column_names]
-    others = [name for name in table.column_names if name not in schema.columns]
+    lacking = not_in(table.column_names, schema.columns)
+    others = not_in(schema.columns, table.column_names)
     found = list[Violation]()
     for name in lacking:
         near = [*nearest(name, others, n=1, cutoff=0.8), ""]
@@ -484,8 +479,8 @@ class _Check:
         positions = dict(enumerate(self.names.get(name, ())))
         if positions:
             texts = [positions.get(int(t), t) if t and t.isdigit() else t for t in texts]
-        lost = np.array([text is None for text in texts], dtype=bool)
         known = {*column.categories} or {*texts}
+        lost = np.array([text is None for text in texts], dtype=bool)
         strange = np.array([text not in known for text in texts], dtype=bool) & ~lost
         found = self._at(name, column, strange, "holds categories that are not in the schema")
         return found + self._lost(name, column, lost)

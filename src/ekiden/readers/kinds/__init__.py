@@ -44,12 +44,9 @@ def named(name: str) -> type[Inputs]:
         raise UserError(
             f"{name} is not a kind of samples: derive a frozen dataclass from ekiden.data.Inputs"
         )
-    if lacking := [
-        part for part in ("kind", "words") if not isinstance(getattr(found, part, None), str)
-    ]:
-        raise UserError(
-            f"{name} does not say its {lacking[0]}: give the class a text {lacking[0]!r}"
-        )
+    for part in ("kind", "words"):
+        if not isinstance(getattr(found, part, None), str):
+            raise UserError(f"{name} does not say its {part}: give the class a text {part!r}")
     if found.kind in _KINDS:
         raise UserError(
             f"{name} has the kind {found.kind!r}, which is Ekiden's own: give it another name"

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, TypeAlias
@@ -114,7 +114,7 @@ class Images(Inputs):
                         f"{name!r}), which is not a "
                         f"file in {beside}: give paths relative to the table"
                     )
-            return [beside / file for file in names]
+            return [*map(beside.joinpath, names)]
         if not is_encoded(column.type):
             raise UserError(
                 f"column {name!r} of {source} holds {column.type}: images must be bytes, structs "
@@ -305,7 +305,7 @@ def decode(
         )
     images = images.for_shape(shape)
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-        each = [[(raw, row) for raw in side for row in range(len(raw.images))] for side in sides]
+        each = [[*chain.from_iterable(map(_items, side))] for side in sides]
         items = list(chain(*each))
         looks = list(pool.map(_look, items))
         told.look(looks)
@@ -318,12 +318,9 @@ def decode(
         out, levels = [], list[int | None]()
         for side in each:
             pixels = files.room((len(side), channels, height, width))
-            chunks = [
-                (side[at : at + CHUNK], pixels[at : at + CHUNK])
-                for at in range(0, len(side), CHUNK)
-            ]
+            chunks = [side[at : at + CHUNK] for at in range(0, len(side), CHUNK)]
             for found, blank in pool.map(
-                lambda chunk: _chunk(chunk[0], chunk[1], images, strict), chunks
+                _chunk, chunks, torch.split(pixels, CHUNK), repeat(images), repeat(strict)
             ):
                 levels += found
                 told.blank += blank
@@ -336,8 +333,13 @@ def decode(
         named = any(raw.subject is not None for raw, _ in items)
         told.silos += _patients(looks, named=named)
     if notes is None:
-        told.warn(_first([*dict.fromkeys(raw.source for side in sides for raw in side)]))
+        told.warn(_first([*dict.fromkeys(raw.source for raw in chain(*sides))]))
     return out
+
+
+def _items(raw: Raw) -> Iterator[_Item]:
+    for row in range(len(raw.images)):
+        yield raw, row
 
 
 def _patients(looks: Sequence[Look], *, named: bool) -> Iterator[str]:
@@ -410,7 +412,9 @@ def _lines_on_silos(
     """Yield lines about silos whose images were taken, or are stored, otherwise than those of
     others.
     """
-    scans = {silo: [looks[place] for place in places] for silo, places in silos.items()}
+    scans = dict[Hashable, list[Look]]()
+    for silo, places in silos.items():
+        scans[silo] = [looks[place] for place in places]
     yield from _mixed_scans(scans)
     yield from _odd_spacings(scans, images.size)
     views = [lambda place: _bits(levels[place]), lambda place: looks[place].taken]
@@ -455,13 +459,16 @@ def _mixed_scans(scans: Mapping[Hashable, Sequence[Look]]) -> Iterator[str]:
 def _odd_spacings(scans: Mapping[Hashable, Sequence[Look]], size: int) -> Iterator[str]:
     heights = dict[Hashable, float]()
     for silo, looks in scans.items():
-        known = [seen for seen in looks if seen.spacing > 0]
-        if not known:
+        each = list[float]()
+        for seen in looks:
+            height = seen.spacing
+            if size:
+                # pixels of images that are made smaller are larger
+                height = height * min(seen.size) / size
+            if height > 0:
+                each.append(height)
+        if not each:
             continue
-        each = [seen.spacing for seen in known]
-        if size:
-            # pixels of images that are made smaller are larger
-            each = [seen.spacing * min(seen.size) / size for seen in known]
         heights[silo] = median(each)
         # more than among adults
         if max(each) >= 2.5 * min(each):

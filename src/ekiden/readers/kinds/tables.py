@@ -1,10 +1,10 @@
 """Make tensors of the rows of a table."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ekiden.core.data.inputs import Encoding, Inputs
 from ekiden.readers import frames
 from ekiden.readers.cells import DATE, Cells, Writing
 from ekiden.readers.dates import ZONE
-from ekiden.readers.undecoded import Raw
+from ekiden.readers.undecoded import Raw, not_in
 
 # deviations between the middle of a column and that of training
 _FAR = 8.0
@@ -126,7 +126,8 @@ class Table(Inputs):
     def compared(self, x: Tensor) -> NDArray[Any]:
         """See `Inputs`; silos may have the columns in another order, and other categories."""
         values = x.double().cpu().numpy()
-        columns = {name: values[:, k] for k, name in enumerate(self.numeric)}
+        # gaps and codes follow
+        columns = dict(zip(self.numeric, values.T, strict=False))
         for k, (name, known) in enumerate(
             zip(self.categorical, self.vocabularies, strict=True), self.numbers
         ):
@@ -161,7 +162,7 @@ class Table(Inputs):
             for text in ("", *known):
                 counts.pop(text, None)
             if counts:
-                strange = listed(repr(text) for text, _ in counts.most_common())
+                strange = listed(map(repr, dict(counts.most_common())))
                 found.append(f"column {name!r}: {strange} in {counts.total():,} of {rows_:,} rows")
         if found:
             tell(
@@ -195,11 +196,9 @@ class Table(Inputs):
         """
         centre, scale = np.array(self.centre), np.array(self.scale)
         scaled = np.nan_to_num((numbers - centre) / scale)
-        gaps = np.isnan(numbers[:, [self.numeric.index(name) for name in self.gaps]])
-        codes = [
-            _codes(column, known) for column, known in zip(names, self.vocabularies, strict=True)
-        ]
-        parts = [scaled, gaps.astype(np.float64), *(c[:, None] for c in codes)]
+        gaps = np.isnan(numbers[:, [*map(self.numeric.index, self.gaps)]])
+        codes = map(_codes, names, self.vocabularies)
+        parts = [scaled, gaps.astype(np.float64), *codes]
         return torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32))
 
     def read(self, frame: Any, source: str) -> Raw:
@@ -231,17 +230,21 @@ def unscaled(raws: Sequence[Raw], missing: Sequence[str]) -> tuple[Table, Tensor
     first, wanted = raws[0].source, raws[0].images.column_names
     for raw in raws:
         _same_columns(wanted, raw.images.column_names, first, raw.source)
-    kinds = {name: _kind(name, raws) for name in wanted}
-    if lost := [name for name, kind in kinds.items() if not kind]:
-        raise UserError(
-            f"column {lost[0]!r} of {first} has no value at all: leave it out with "
-            f"--drop-columns={lost[0]!r} at all silos, or name a --schema, which says what it holds"
-        )
-    categorical = tuple(name for name in wanted if kinds[name] == "names")
+    of_kind = defaultdict[str, list[str]](list)
+    for name in wanted:
+        kind = _kind(name, raws)
+        if not kind:
+            raise UserError(
+                f"column {name!r} of {first} has no value at all: leave it out with "
+                f"--drop-columns={name!r} at all silos, or name a --schema, which says what it "
+                "holds"
+            )
+        of_kind[kind].append(name)
+    categorical = tuple(of_kind["names"])
     table = Table(
-        tuple(name for name in wanted if name not in categorical),
+        tuple(not_in(categorical, wanted)),
         categorical,
-        dates=tuple(name for name in wanted if kinds[name] == "dates"),
+        dates=tuple(of_kind["dates"]),
         missing=tuple(missing),
     )
     numbers, names = zip(*(rows(raw, table) for raw in raws), strict=True)
@@ -276,12 +279,10 @@ def rows(raw: Raw, table: Table) -> tuple[Numbers, list[Names]]:
 def _same_columns(
     wanted: Sequence[str], found: Sequence[str], first: str, source: str, *, more: bool = False
 ) -> None:
-    lacking = [name for name in wanted if name not in found]
-    extra = [name for name in found if name not in wanted and not more]
+    lacking, extra = not_in(found, wanted), not_in(wanted, found)
     if lacking:
-        near = nearest(lacking[0], [name for name in found if name not in wanted], n=1, cutoff=0.8)
         rename = ""
-        if near:
+        if near := nearest(lacking[0], extra, n=1, cutoff=0.8):
             rename = (
                 f"rename {near[0]!r} to {lacking[0]!r} if it is that in the same unit, because "
             )
@@ -289,7 +290,7 @@ def _same_columns(
             f"{source} has no column {listed(map(repr, lacking))}, which {first} has: it has "
             f"{', '.join(found)}; {rename}all silos need the same columns"
         )
-    if extra:
+    if extra and not more:
         raise UserError(
             f"{source} has the column{'s' * (len(extra) > 1)} {listed(map(repr, extra))}, which "
             f"{first} does not have: use --drop-columns={extra}"
@@ -328,9 +329,9 @@ def _kind(name: str, raws: Sequence[Raw]) -> str:
 
 def _first(raw: Raw, name: str) -> tuple[int, Any]:
     """Return the first value of a column that is not missing, and its place."""
-    return next(
-        (row, value) for row, value in enumerate(raw.images[name].to_pylist()) if value is not None
-    )
+    column = raw.images[name]
+    row = column.is_valid().to_pylist().index(True)
+    return row, column[row].as_py()
 
 
 def _stored(raw: Raw, name: str) -> str:
@@ -374,8 +375,9 @@ def _names(column: Any) -> Names:
     return np.array(values, dtype=np.str_)
 
 
-def _codes(names: Names, known: Sequence[str]) -> NDArray[np.float64]:
-    """Return positions in `known`, counted from 1; 0 for other names."""
-    place = {name: i for i, name in enumerate(known, 1)}
+def _codes(names: Names, known: Sequence[str]) -> Numbers:
+    """Return positions (n, 1) in `known`, counted from 1; 0 for other names."""
+    place = dict(zip(known, count(1)))
     found, inverse = np.unique(names, return_inverse=True)
-    return np.array([place.get(str(name), 0) for name in found], dtype=np.float64)[inverse]
+    codes = [[place.get(name, 0)] for name in found.tolist()]
+    return np.array(codes, dtype=np.float64)[inverse]

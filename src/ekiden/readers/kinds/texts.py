@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +71,13 @@ class Tokens(Inputs):
         """Return (n, L) int64 for texts, or for files of texts; L is the length of the longest one,
         at most `length`.
         """
-        read = [_text(one) if isinstance(one, Path) else one for one in raw]
         # some programs write an accent as a character
-        texts = [unicodedata.normalize("NFC", text) for text in read]
+        texts = [unicodedata.normalize("NFC", _text(one)) for one in raw]
         if self.tokenizer == "words":
-            words = (_WORD.findall(_UNSEEN.sub("", text).lower())[: self.length] for text in texts)
-            each: list[Sequence[int]] = [
-                [_word(w, self.vocabulary) for w in found] for found in words
-            ]
+            each = list[Sequence[int]]()
+            for text in texts:
+                words = _WORD.findall(_UNSEEN.sub("", text).lower())[: self.length]
+                each.append([_word(word, self.vocabulary) for word in words])
         else:
             _, digest = _file(self.tokenizer)
             if digest != self.digest:
@@ -106,15 +106,15 @@ class Tokens(Inputs):
         """Make tokens of texts, padded to one length."""
         reading = wanted.reading
         made = wanted.known or tokens_for(reading.tokenizer or "words", reading.text_length)
-        parts = [[made.encode(raw.images) for raw in side] for side in sides]
-        lengths = torch.cat([made.lengths(part) for side in parts for part in side])
+        parts = [made.encode(chain(*(raw.images for raw in side))) for side in sides]
+        lengths = torch.cat([*map(made.lengths, parts)])
         if (cut := int((lengths >= made.length).sum())) > _CUT * len(lengths):
             tell(
                 f"{cut:,} of {len(lengths):,} texts of {sides[0][0].source} have {made.length} "
                 "tokens or more, and the rest is cut off: raise --text-length"
             )
-        longest = max(part.shape[1] for side in parts for part in side)
-        return [torch.cat([made.padded(part, longest) for part in side]) for side in parts], made
+        longest = max(part.shape[1] for part in parts)
+        return [made.padded(part, longest) for part in parts], made
 
     @classmethod
     def of_cells(cls, table: Any, source: str) -> list[str]:
@@ -167,7 +167,10 @@ def tokens_for(tokenizer: str, length: int) -> Tokens:
     return Tokens(path, about["vocabulary"], length, _file(tokenizer)[1], about["pad"])
 
 
-def _text(file: Path) -> str:
+def _text(file: Path | str) -> str:
+    """Return a text, or that in a file."""
+    if not isinstance(file, Path):
+        return file
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
