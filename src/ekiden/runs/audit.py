@@ -3,8 +3,9 @@ got what.
 """
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ekiden.core.base.errors import UserError, counted, listed
-from ekiden.core.data.samples import FederatedData, Samples, Subset
+from ekiden.core.data.samples import ClientData, FederatedData, Samples, Subset
 from ekiden.core.training.private import condition, spent_epsilon
 from ekiden.core.training.weights import Weights
 from ekiden.runs.api import How, prepared
@@ -88,7 +89,7 @@ def audit(result: Result, data: FederatedData | None = None, shadows: int = 0) -
     delta = float(result.config.get("privacy", {}).get("delta", 0.0))
     attacks = []
     if result.weights is not None:
-        rows = [client.train.rows for client in silos.clients]
+        rows = torch.cat([client.train.rows for client in silos.clients])
         attacks.append(
             _attack(result, silos, "global", result.weights, rows, delta, personal=False)
         )
@@ -104,7 +105,7 @@ def audit(result: Result, data: FederatedData | None = None, shadows: int = 0) -
         )
     for client, weights in zip(silos.clients, result.personal, strict=False):
         attacks.append(
-            _attack(result, silos, client.name, weights, [client.train.rows], delta, personal=True)
+            _attack(result, silos, client.name, weights, client.train.rows, delta, personal=True)
         )
     if not attacks:
         raise UserError("the run has no model yet: let it end")
@@ -117,22 +118,21 @@ def _attack(
     silos: FederatedData,
     name: str,
     model: Weights,
-    rows: Sequence[Tensor],
+    rows: Tensor,
     delta: float,
     *,
     personal: bool,
 ) -> Attack:
     """Attack one model that was trained on these rows."""
-    members = silos.dataset.train.taken(torch.cat(list(rows)))
-    clients = tuple(
-        replace(client, test=Subset(members, torch.arange(0))) for client in silos.clients
-    )
+    members = silos.dataset.train.taken(rows)
+    nothing = Subset(members, torch.arange(0))
+    clients = tuple(replace(client, test=nothing) for client in silos.clients)
     seen = replace(silos, dataset=replace(silos.dataset, test=members), clients=clients)
-    inside, outside = (
-        result.judge(data).scores(model, personal=personal).loss.double().numpy()
-        for data in (seen, silos)
-    )
-    return attack(name, inside, outside, delta)
+
+    def losses(data: FederatedData) -> Values:
+        return result.judge(data).scores(model, personal=personal).loss.double().numpy()
+
+    return attack(name, losses(seen), losses(silos), delta)
 
 
 def likelihood_ratios(result: Result, silos: FederatedData, shadows: int) -> tuple[Values, Values]:
@@ -148,16 +148,13 @@ def likelihood_ratios(result: Result, silos: FederatedData, shadows: int) -> tup
     recipe, dataset = recipe_of(result.config["recipe"]), silos.dataset
     everything = _joined(dataset.train, dataset.test)
     before = len(dataset.train)
-    pools = [torch.cat([c.train.rows, before + c.test.rows]) for c in silos.clients]
+    pools, tested = list[Tensor](), list[ClientData]()
+    for client in silos.clients:
+        pool = torch.cat([client.train.rows, before + client.test.rows])
+        pools.append(pool)
+        tested.append(replace(client, test=Subset(everything, pool)))
     mine = torch.cat(pools)
-    seen = replace(
-        silos,
-        dataset=replace(dataset, test=everything),
-        clients=tuple(
-            replace(c, test=Subset(everything, pool))
-            for c, pool in zip(silos.clients, pools, strict=True)
-        ),
-    )
+    seen = replace(silos, dataset=replace(dataset, test=everything), clients=tuple(tested))
     network = None if result.config["network"] else result.build
 
     def scores(of: Result) -> Values:
@@ -169,15 +166,13 @@ def likelihood_ratios(result: Result, silos: FederatedData, shadows: int) -> tup
     inside, answers = [], []
     for number in range(shadows):
         draw = torch.Generator().manual_seed(number)
-        halves = [
-            pool[torch.randperm(len(pool), generator=draw)[: max(1, len(pool) // 2)]]
-            for pool in pools
-        ]
-        clients = tuple(
-            replace(c, train=Subset(everything, rows), val=Subset(everything, c.val.rows))
-            for c, rows in zip(silos.clients, halves, strict=True)
-        )
-        half = replace(silos, dataset=replace(dataset, train=everything), clients=clients)
+        halves, clients = list[Tensor](), list[ClientData]()
+        for client, pool in zip(silos.clients, pools, strict=True):
+            rows = pool[torch.randperm(len(pool), generator=draw)[: max(1, len(pool) // 2)]]
+            halves.append(rows)
+            val = Subset(everything, client.val.rows)
+            clients.append(replace(client, train=Subset(everything, rows), val=val))
+        half = replace(silos, dataset=replace(dataset, train=everything), clients=tuple(clients))
         shadow = replace(recipe, seed=recipe.seed + number + 1, evaluate_every=0)
         answers.append(scores(prepared(shadow.located(), half, How(quiet=True), network).end()))
         inside.append(torch.isin(mine, torch.cat(halves)).numpy())
@@ -202,14 +197,10 @@ def _joined(first: Samples, second: Samples) -> Samples:
     def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
         return None if a is None or b is None else torch.cat([a, b])
 
-    rest = {
-        name: both(getattr(first, name), getattr(second, name))
-        for name in ("domain", "group", "subject", "time")
-    }
-    joined: dict[str, Any] = rest
-    return replace(
-        first, x=torch.cat([first.x, second.x]), y=torch.cat([first.y, second.y]), **joined
-    )
+    joined: dict[str, Any] = {}
+    for name in ("x", "y", "domain", "group", "subject", "time"):
+        joined[name] = both(getattr(first, name), getattr(second, name))
+    return replace(first, **joined)
 
 
 def attack(name: str, members: Values, others: Values, delta: float = 0.0) -> Attack:
@@ -221,8 +212,8 @@ def attack(name: str, members: Values, others: Values, delta: float = 0.0) -> At
             f"{_LEAST} of each are needed"
         )
     draw = np.random.default_rng(_SEED)
-    halves = [np.array_split(draw.permutation(values), 2) for values in (members, others)]
-    (chosen_in, judged_in), (chosen_out, judged_out) = halves
+    chosen_in, judged_in = np.array_split(draw.permutation(members), 2)
+    chosen_out, judged_out = np.array_split(draw.permutation(others), 2)
 
     def found(threshold: float) -> float:
         return float((judged_in <= threshold).mean())
@@ -290,16 +281,15 @@ def shown(result: Result) -> list[str]:
     """Say who got what of single silos in a run, from its ledger."""
     config = result.config
     method = recipe_of(config["recipe"]).method
-    moved = [row for row in result.ledger if not row.missing]
-    lines = []
-    for reader in dict.fromkeys(row.target for row in moved):
-        given = [row for row in moved if row.target == reader and row.source != SERVER]
-        givers = list(dict.fromkeys(row.source for row in given))
-        if givers:
-            given_bytes = size(sum(row.bytes for row in given))
-            lines.append(
-                f"{reader} got {counted(len(given), 'value')} ({given_bytes}) of {listed(givers)}"
-            )
+    got = defaultdict[str, dict[str, list[int]]](dict)
+    for row in result.ledger:
+        if not row.missing and row.source != SERVER:
+            got[row.target].setdefault(row.source, []).append(row.bytes)
+    lines = list[str]()
+    for reader, given in got.items():
+        every = [*chain.from_iterable(given.values())]
+        number = counted(len(every), "value")
+        lines.append(f"{reader} got {number} ({size(sum(every))}) of {listed(given)}")
     if method.gives_sums:
         lines.append(
             "values are sums over silos. On one machine they are not masked; between machines, only "

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class SampleReader:
         """Return the files that the paths name, including those in folders."""
         if not paths:
             raise UserError(f"name the files to predict: {self._wanted}")
-        return [file for path in paths for file in self._in(path)]
+        return [*chain.from_iterable(map(self._in, paths))]
 
     def holds_many(self, file: Path) -> bool:
         """Return whether a file has rows, each of which is a sample."""

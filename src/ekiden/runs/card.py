@@ -20,7 +20,6 @@ from ekiden.runs.loaded_model import LoadedModel
 from ekiden.runs.result import Result
 from ekiden.runs.summary import chosen_model, partition, size, trained
 
-_SHARES = ("sensitivity", "specificity")
 # silos that are listed individually
 _MOST = 100
 
@@ -62,8 +61,11 @@ def usage(model: LoadedModel, takes: str) -> str:
     """Return how an exported folder is used in plain PyTorch."""
     raw = [f"torch.zeros(1, {', '.join(map(str, model.shape))}, dtype={model.inputs.dtype})"]
     if isinstance(model.inputs, Table):
-        count = {"float64": len(model.inputs.numeric), "int64": len(model.inputs.categorical)}
-        raw = [f"torch.zeros(1, {n}, dtype=torch.{kind})" for kind, n in count.items() if n]
+        raw = []
+        if numbers := len(model.inputs.numeric):
+            raw.append(f"torch.zeros(1, {numbers}, dtype=torch.float64)")
+        if codes := len(model.inputs.categorical):
+            raw.append(f"torch.zeros(1, {codes}, dtype=torch.int64)")
     return f"""
 ## Use
 
@@ -113,7 +115,7 @@ def _model(config: Mapping[str, Any]) -> list[str]:
         f"- Network: {network}, {size(config['model_bytes'])} of parameters.",
         f"- Takes: {inputs_of(config).takes(given['shape'])}",
     ]
-    if any(given["mean"]) or any(s != 1 for s in given["std"]):
+    if any(given["mean"]) or {*given["std"]} != {1}:
         rows.append(
             f"- Scaling: mean {_numbers(given['mean'])}, standard deviation "
             f"{_numbers(given['std'])}."
@@ -129,18 +131,19 @@ def _model(config: Mapping[str, Any]) -> list[str]:
 
 
 def _data(config: Mapping[str, Any]) -> list[str]:
+    # a silo may tell no counts
     clients = {name: counts for name, counts in config["clients"].items() if counts}
     lines = [f"- Data set: {_short(config['dataset'])}."]
     if "partition" in said_in(config):
         lines.append(f"- Divided among silos: {partition(config)}.")
     if not clients:
         return [*lines, "- Samples of each silo: not known here."]
-    rows = list(clients.items())[:_MOST]
     lines += ["", "| silo | training | validation | test |", "|---|---:|---:|---:|"]
-    lines += [f"| {_cell(name)} | {' | '.join(map(str, counts))} |" for name, counts in rows]
+    for name in [*clients][:_MOST]:
+        lines.append(f"| {_cell(name)} | {' | '.join(map(str, clients[name]))} |")
     if len(clients) > _MOST:
         lines.append(f"| {len(clients) - _MOST} more | | | |")
-    total = [sum(counts[k] for counts in clients.values()) for k in range(3)]
+    total = map(sum, zip(*clients.values(), strict=True))
     return [*lines, f"| all | {' | '.join(map(str, total))} |"]
 
 
@@ -152,16 +155,15 @@ def _training(result: Result) -> list[str]:
         "seed": config["recipe"]["seed"],
     }
     settings |= {"dp": config["recipe"].get("dp", "")}
-    settings = {name: value for name, value in settings.items() if value not in ([], (), "")}
-    changes = [change for made in config.get("revisions", []) for change in made.items()]
-    revised = "".join(f" {what} {who}." for what, who in changes)
-    return [
-        f"{result.state.step} of {config['steps']} steps.{revised}",
-        "",
-        "| setting | value |",
-        "|---|---|",
-        *(f"| {name} | {_cell(value)} |" for name, value in settings.items()),
-    ]
+    lines = [f"{result.state.step} of {config['steps']} steps."]
+    for made in config.get("revisions", []):
+        for what, who in made.items():
+            lines[0] += f" {what} {who}."
+    lines += ["", "| setting | value |", "|---|---|"]
+    for name, value in settings.items():
+        if value not in ([], (), ""):
+            lines.append(f"| {name} | {_cell(value)} |")
+    return lines
 
 
 def _communication(result: Result) -> list[str]:
@@ -196,11 +198,10 @@ def _measured(result: Result) -> list[str]:
         "|---|---:|",
     ]
     shown = {"majority": "accuracy of always giving the commonest class"}
-    lines += [
-        f"| {shown.get(name, name.replace('_', ' '))} | {numbers[name]:.4f} |"
-        for name in dict.fromkeys(names)
-        if name in numbers
-    ]
+    for name in dict.fromkeys(names):
+        if name in numbers:
+            words = shown.get(name, name.replace("_", " "))
+            lines.append(f"| {words} | {numbers[name]:.4f} |")
     lines += _figures(last.get("figures", {}))
     if how := recalibration_in(result.config):
         lines += [
@@ -213,15 +214,10 @@ def _measured(result: Result) -> list[str]:
             f"{result.config['classes'][1]}. "
             "`load_model`, `predict` and `export` use both.",
         ]
-    each = [
-        (name, value) for name, value in zip(result.clients, last.get("clients", ()), strict=False)
-    ]
-    if each:
+    if each := last.get("clients"):
         lines += ["", f"| silo | {result.headline} on its test data |", "|---|---:|"]
-        lines += [
-            f"| {_cell(name)} | {'-' if value is None else f'{value:.4f}'} |"
-            for name, value in each[:_MOST]
-        ]
+        for name, value in zip(result.clients[:_MOST], each, strict=False):
+            lines.append(f"| {_cell(name)} | {'-' if value is None else f'{value:.4f}'} |")
     return lines
 
 
@@ -244,13 +240,13 @@ def _figures(found: Mapping[str, Any]) -> list[str]:
         ]
         lines += ["|---|---:|---:|---:|---:|---:|"]
         for one in thresholds:
-            within = [
-                f"{low:.3f} to {high:.3f}" for low, high in map(one["intervals"].get, _SHARES)
-            ]
-            shown = (
-                f"{one['sensitivity']:.3f} | {within[0]} | {one['specificity']:.3f} | {within[1]}"
+            low, high = one["intervals"]["sensitivity"]
+            least, most = one["intervals"]["specificity"]
+            lines.append(
+                f"| {one['rule']} | {one['threshold']:.4g} "
+                f"| {one['sensitivity']:.3f} | {low:.3f} to {high:.3f} "
+                f"| {one['specificity']:.3f} | {least:.3f} to {most:.3f} |"
             )
-            lines.append(f"| {one['rule']} | {one['threshold']:.4g} | {shown} |")
         lines += [
             "",
             "Thresholds were chosen on these test data, so their sensitivity and specificity are "
@@ -269,11 +265,9 @@ def _coefficients(result: Result) -> list[str]:
     ]
     for one in result.coefficients:
         if one.estimate is not None:
-            ends = f"{one.low:.4g} to {one.high:.4g}"
             lines.append(
                 f"| {_cell(one.output)} | {_cell(one.column)} | {one.estimate:.4g} | "
-                f"{one.error:.4g} | {one.p:.3g} | "
-                f"{ends} |"
+                f"{one.error:.4g} | {one.p:.3g} | {one.low:.4g} to {one.high:.4g} |"
             )
     return lines
 
@@ -284,12 +278,9 @@ def _baseline(result: Result) -> list[str]:
         return []
     if (found := result.load_model().baseline) is None:
         return []
-    rows = zip(found.times, found.hazard, strict=True)
-    lines = [
-        "| time | cumulative hazard |",
-        "|---:|---:|",
-        *(f"| {time:g} | {value:.6g} |" for time, value in rows),
-    ]
+    lines = ["| time | cumulative hazard |", "|---:|---:|"]
+    for time, value in zip(found.times, found.hazard, strict=True):
+        lines.append(f"| {time:g} | {value:.6g} |")
     return [
         *lines,
         "",
@@ -346,7 +337,7 @@ def _short(name: str) -> str:
 
 
 def _numbers(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
+    return ", ".join(map("{:g}".format, values))
 
 
 def _cell(value: Any) -> str:

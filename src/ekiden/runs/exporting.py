@@ -54,7 +54,7 @@ class Rows(nn.Module):
         super().__init__()
         self.encoded = encoded
         self.numeric, self.categorical = bool(table.numeric), bool(table.categorical)
-        self.gaps = [table.numeric.index(name) for name in table.gaps]
+        self.gaps = [*map(table.numeric.index, table.gaps)]
         self.centre: Tensor
         self.scale: Tensor
         self.register_buffer("centre", torch.tensor(table.centre, dtype=torch.float64))
@@ -73,7 +73,8 @@ class Rows(nn.Module):
             missing = numbers.isnan()
             scaled = (numbers - self.centre) / self.scale
             found.append(torch.where(missing, torch.zeros_like(scaled), scaled).float())
-            found += [missing[:, [k]].float() for k in self.gaps]
+            if self.gaps:
+                found.append(missing[:, self.gaps].float())
         if self.categorical:
             found.append(parts[-1].float())
         out: Tensor = self.encoded(torch.cat(found, dim=1))
@@ -82,24 +83,24 @@ class Rows(nn.Module):
 
 def parts_of(table: Table) -> dict[str, Tensor]:
     """Return two rows of zeros, as the parts that `Rows` takes, by the names of the parts."""
-    numbers = torch.zeros(2, len(table.numeric), dtype=torch.float64)
-    codes = torch.zeros(2, len(table.categorical), dtype=torch.int64)
-    both = {"numbers": numbers, "codes": codes}
-    return {name: part for name, part in both.items() if part.numel()}
+    parts = dict[str, Tensor]()
+    if table.numeric:
+        parts["numbers"] = torch.zeros(2, len(table.numeric), dtype=torch.float64)
+    if table.categorical:
+        parts["codes"] = torch.zeros(2, len(table.categorical), dtype=torch.int64)
+    return parts
 
 
 def row_parts(raw: Any, table: Table) -> tuple[Tensor, ...]:
     """Return raw rows of an Arrow table as the parts that `Rows` takes."""
-    given, found = row_columns(raw, table), []
-    if table.numeric:
-        found.append(torch.from_numpy(np.stack([given[name] for name in table.numeric], axis=1)))
-    if table.categorical:
-        places = [{name: i for i, name in enumerate(known, 1)} for known in table.vocabularies]
-        named = zip(places, table.categorical, strict=True)
-        found.append(
-            torch.tensor([[place.get(text, 0) for text in given[name]] for place, name in named]).T
-        )
-    return tuple(found)
+    given = row_columns(raw, table)
+    numbers, codes = list[Tensor](), list[Tensor]()
+    for name in table.numeric:
+        numbers.append(torch.from_numpy(given[name]))
+    for name, known in zip(table.categorical, table.vocabularies, strict=True):
+        places = dict(zip(known, range(1, len(known) + 1), strict=True))
+        codes.append(torch.tensor([places.get(text, 0) for text in given[name]]))
+    return tuple(torch.stack(part, dim=1) for part in (numbers, codes) if part)
 
 
 def row_columns(raw: Any, table: Table) -> dict[str, Any]:
@@ -112,8 +113,9 @@ def row_columns(raw: Any, table: Table) -> dict[str, Any]:
         if name in table.dates:
             column = pc.divide(column.cast("int64").cast("float64"), DAY)
         found[name] = np.array(column.to_pylist(), dtype=np.float64)
-    texts = {name: [text or "" for text in raw[name].to_pylist()] for name in table.categorical}
-    return found | {name: np.array(column, dtype=object) for name, column in texts.items()}
+    for name in table.categorical:
+        found[name] = raw[name].fill_null("").to_numpy()
+    return found
 
 
 def columns_taken(table: Table, *, named: bool) -> str:
@@ -196,8 +198,10 @@ def take_columns(model: Any, table: Table) -> None:
 
 def _free_names(graph: Any, taken: set[str]) -> None:
     """Rename values inside the graph that are called like a column."""
-    made = (value for node in graph for value in node.outputs)
-    for k, value in enumerate([*graph.inputs, *graph.initializers.values(), *made]):
+    values = [*graph.inputs, *graph.initializers.values()]
+    for node in graph:
+        values += node.outputs
+    for k, value in enumerate(values):
         if value.name in taken:
             value.name = f"ekiden.{k}.{value.name}"
 
@@ -344,7 +348,7 @@ def _traced(model: LoadedModel) -> Any:
     shapes: Any = (dims,)
     if isinstance(model.inputs, Table):
         whole = Rows(whole, model.inputs)
-        shapes = (tuple(dims for _ in examples),)
+        shapes = ((dims,) * len(examples),)
     with _quiet():
         # errors of any kind, from PyTorch's tracer or the user's own code
         try:
@@ -368,11 +372,8 @@ class _Raw(nn.Module):
         unit = 1.0
         if model.inputs.dtype == torch.uint8:
             unit = 255.0
-        shape = (1, -1, *[1] * (len(model.shape) - 1))
-        mean, std = (
-            torch.tensor(values, dtype=torch.float64).view(shape)
-            for values in (model.mean, model.std)
-        )
+        shape = (2, 1, -1, *[1] * (len(model.shape) - 1))
+        mean, std = torch.tensor([model.mean, model.std], dtype=torch.float64).view(shape)
         self.scale: Tensor
         self.offset: Tensor
         self.register_buffer("scale", (1 / (unit * std)).float())
@@ -410,7 +411,7 @@ def _onnx(model: LoadedModel, file: Path) -> Program:
         import onnxscript  # noqa: F401
     except ImportError:
         raise UserError(f"ONNX needs an extra: {_EXTRA}") from None
-    size = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+    size = sum(value.nbytes for value in model.state_dict().values())
     if size > _LARGEST:
         raise UserError(
             f"the model has {size:,} bytes, but an ONNX file holds at most 2 GB: use --to=pt2"
@@ -431,9 +432,8 @@ def _onnx(model: LoadedModel, file: Path) -> Program:
         assert made is not None, "the dynamo exporter returns a program"
         if isinstance(table, Table):
             take_columns(made.model, table)
-        made.model.metadata_props.update(
-            {key: json.dumps(value) for key, value in about(model, named=True).items()}
-        )
+        for key, value in about(model, named=True).items():
+            made.model.metadata_props[key] = json.dumps(value)
         made.save(str(file), external_data=False)
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
 
@@ -447,12 +447,10 @@ def _onnx(model: LoadedModel, file: Path) -> Program:
 def _hf(model: LoadedModel, folder: Path, run: Path, network: ModelSource | None) -> Program:
     folder.mkdir()
     result = open_run(run, network=network)
-    state = {name: value.detach() for name, value in model.network.state_dict().items()} | dict(
-        fixed(model.network)
-    )
+    state = model.network.state_dict() | dict(fixed(model.network))
     config = about(model, named=False) | {
         "architectures": [result.config["network"] or result.config["recipe"]["model"]],
-        "id2label": {str(k): name for k, name in enumerate(model.classes)},
+        "id2label": dict(enumerate(model.classes)),
         "label2id": {name: k for k, name in enumerate(model.classes)},
         "problem_type": _problem(model),
         "ekiden_version": __version__,
@@ -516,7 +514,7 @@ def front_matter(model: LoadedModel) -> str:
     tags = ["federated-learning", model.task.kind]
     if model.inputs.sized and isinstance(model.task, Classification):
         tags.append("image-classification")
-    return "---\nlibrary_name: ekiden\ntags:\n" + "".join(f"- {tag}\n" for tag in tags) + "---\n\n"
+    return "\n- ".join(("---\nlibrary_name: ekiden\ntags:", *tags)) + "\n---\n\n"
 
 
 def _problem(model: LoadedModel) -> str:

@@ -142,7 +142,7 @@ class LoadedModel(nn.Module):
 def wrapped(network: nn.Module, about: Mapping[str, Any]) -> LoadedModel:
     """Return a network with the classes and inputs of its run's configuration."""
     given = about["input"]
-    shape, mean, std = (tuple(given[key]) for key in ("shape", "mean", "std"))
+    shape, mean, std = map(tuple, (given["shape"], given["mean"], given["std"]))
     names, how = tuple(about["classes"]), recalibration_in(about)
     task = task_in(about)
     baseline = Baseline.of(task, about["recipe"]["hyperparameters"], network.state_dict())

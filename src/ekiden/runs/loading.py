@@ -37,6 +37,7 @@ from ekiden.core.engine.setup import (
 from ekiden.core.engine.transport import Transfer
 from ekiden.core.training import frozen
 from ekiden.core.training.network import on_meta
+from ekiden.core.training.weights import Weights
 from ekiden.readers.kinds import from_json
 from ekiden.runs.config import task_in
 from ekiden.runs.loaded_model import LoadedModel, ModelSource, wrapped
@@ -141,20 +142,14 @@ class _Opened:
             method = recipe_of(config["recipe"]).method
         shape, task = tuple(config["input"]["shape"]), task_in(config)
         outputs = task.outputs(config["classes"])
-        made = of_method(
-            _own(config, shape, outputs, network),
-            method,
-            shape,
-            outputs,
-            config["recipe"]["seed"],
-            task,
-        )
+        own = _own(config, shape, outputs, network)
+        made = of_method(own, method, shape, outputs, config["recipe"]["seed"], task)
         files = [*folder.glob("*.safetensors"), *folder.glob("personal/*.safetensors")]
         most = _LARGER * max((file.stat().st_size for file in files), default=0) + _BESIDE
-        own = _Same(made, config["frozen"].get("digest", ""), most)
+        same = _Same(made, config["frozen"].get("digest", ""), most)
         if (how := Recalibration.of(folder)) is not None:
             config["recalibration"] = how
-        return cls(folder, config, method, Built(method, own, len(config["clients"])))
+        return cls(folder, config, method, Built(method, same, len(config["clients"])))
 
     def data(self) -> FederatedData:
         """Read and divide the run's own data again."""
@@ -163,14 +158,12 @@ class _Opened:
     def models(self) -> Models:
         """Return all models in the folder."""
         files = [f"personal/{name}.safetensors" for name in self.config["clients"]]
-        personal = all((self.folder / name).exists() for name in files)
+        personal: tuple[Weights, ...] = ()
+        if all((self.folder / name).exists() for name in files):
+            personal = tuple(read_model(self.folder, name, self.build.own) for name in files)
         if personal and not (self.folder / "model.safetensors").exists():
-            return None, self._personal(files)
-        model = read_model(self.folder, "model.safetensors", self.build)
-        return model, self._personal(files) if personal else ()
-
-    def _personal(self, files: list[str]) -> tuple[Any, ...]:
-        return tuple(read_model(self.folder, name, self.build.own) for name in files)
+            return None, personal
+        return read_model(self.folder, "model.safetensors", self.build), personal
 
 
 @dataclass(frozen=True)
@@ -238,7 +231,7 @@ def _bytes_of(build: Callable[[], nn.Module]) -> float:
         return 0
     except RuntimeError:  # the size does not fit into 64 bits
         return inf
-    return float(sum(values.numel() * values.element_size() for values in state.values()))
+    return float(sum(values.nbytes for values in state.values()))
 
 
 def _check_there(run: _Opened, name: str, client: str) -> None:

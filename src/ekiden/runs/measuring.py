@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from ekiden.clinic.answers import further, subgroups_of
 from ekiden.clinic.regressions import Baseline, baseline_of
@@ -89,11 +90,13 @@ def baseline(
     if dataset.train is not dataset.test:
         parts.append(dataset.train)
     baseline_of(Baseline(mean=1.0), model.task)
+    risks = list[Tensor]()
     with torch.inference_mode():
-        risk = torch.cat(
-            [model.encoded(x)[:, 0].double() for part in parts for x in torch.split(part.x, 4096)]
-        )
-    return Baseline.fitted(torch.cat([part.y for part in parts]).numpy(), risk.numpy(), times)
+        for part in parts:
+            for x in torch.split(part.x, 4096):
+                risks.append(model.encoded(x)[:, 0].double())
+    y = torch.cat([part.y for part in parts])
+    return Baseline.fitted(y.numpy(), torch.cat(risks).numpy(), times)
 
 
 def _setup(build: Built, config: Mapping[str, Any], dataset: Dataset) -> Setup:
@@ -170,18 +173,19 @@ def _trained_on(source: Any, config: Mapping[str, Any]) -> bool:
     if not isinstance(source, str | os.PathLike):
         return False
     said = said_in(config)
-    known = [said.get("data", ""), *(silo.partition("=")[2] for silo in said.get("silos", ()))]
     path = Path(source).expanduser().absolute()
-    return any(path == Path(one) or path in Path(one).parents for one in known if one)
+    known = [said.get("data", "")]
+    for silo in said.get("silos", ()):
+        known.append(silo.partition("=")[2])
+    # an empty name would be this folder
+    return any(path in (Path(one), *Path(one).parents) for one in filter(None, known))
 
 
 def _like(config: Mapping[str, Any]) -> Dataset:
     """Return a data set without samples that has the run's classes, scaling and task."""
     given = config["input"]
     nothing = Samples(torch.zeros(0, *given["shape"]), torch.zeros(0, dtype=torch.int64))
-    mean, std, classes = (
-        tuple(values) for values in (given["mean"], given["std"], config["classes"])
-    )
+    mean, std, classes = map(tuple, (given["mean"], given["std"], config["classes"]))
     return Dataset(
         "",
         nothing,

@@ -12,7 +12,16 @@ from typing import Any, Generic, Literal, TypeVar, get_type_hints
 
 from ekiden.core import models
 from ekiden.core.base import outside
-from ekiden.core.base.checks import BelowOne, Checked, Count, CountOrZero, made, plain, reading
+from ekiden.core.base.checks import (
+    BelowOne,
+    Checked,
+    Count,
+    CountOrZero,
+    all_but,
+    made,
+    plain,
+    reading,
+)
 from ekiden.core.base.errors import UserError, at, unknown
 from ekiden.core.base.files import read_text
 from ekiden.core.base.settings import Hardware, Training
@@ -182,7 +191,7 @@ class Plan(Checked, Generic[M]):
         """
         if (folder / "config.json").exists() and "plan" not in read_config(folder):
             return {}
-        return {"plan": {name: value for name, value in self.to_json().items() if name != "recipe"}}
+        return {"plan": all_but(self.to_json(), "recipe")}
 
     def to_json(self) -> dict[str, Any]:
         values = plain(self) | {"recipe": self.recipe.to_json(), "reading": self.reading.chosen()}
@@ -215,9 +224,8 @@ def _usual(dataset: Dataset) -> str:
 def from_json(values: dict[str, Any]) -> Plan[Method]:
     """Return the plan with these plain values."""
     outside.refuse_changed(values.get("code", {}))
-    given = {name: value for name, value in values.items() if name != "code"}
     with reading("the plan"):
-        return made(Plan, given | {"recipe": recipe_of(given.get("recipe"))})
+        return made(Plan, all_but(values, "code") | {"recipe": recipe_of(values.get("recipe"))})
 
 
 def stored(folder: Path) -> Plan[Method]:
@@ -285,7 +293,7 @@ def go_on_with(folder: Path, data: Sequence[str] = (), laps: int | None = None) 
             )
         config["dataset"] = held.dataset.name
         if "plan" in config:
-            config["plan"] = {k: v for k, v in plan.to_json().items() if k != "recipe"}
+            config["plan"] = all_but(plan.to_json(), "recipe")
         else:
             config["origin"] = held.origin.to_json() if held.origin else {}
     write_config(folder, config)
@@ -371,23 +379,21 @@ _PARTS: dict[str, type[Any]] = {"reading": Reading, "training": Training, "hardw
 @cache
 def common_settings() -> dict[str, Any]:
     """Return the type of every setting that all methods share, by its name."""
-    own = {
-        k: v
-        for k, v in (_hints(Plan) | _hints(Recipe)).items()
-        if k not in ("recipe", "method", "seed", *_PARTS)
-    }
-    return own | _hints(Reading) | _hints(Training) | _hints(Hardware)
+    own = all_but(settings_of(Plan) | settings_of(Recipe), "recipe", "method", "seed", *_PARTS)
+    return own | settings_of(Reading) | settings_of(Training) | settings_of(Hardware)
 
 
-def hyperparameters(kind: type[Method]) -> dict[str, Any]:
-    """Return the type of every hyperparameter of a method, by its name."""
-    return _hints(kind)
+@cache
+def settings_of(kind: type[Any]) -> dict[str, Any]:
+    """Return the type of every field of a method, or of another record of settings, by its name."""
+    hints = get_type_hints(kind)
+    return {f.name: hints[f.name] for f in fields(kind)}
 
 
 def plan_of(method: str, values: Mapping[str, Any]) -> Plan[Method]:
     """Return the plan of `method` with these settings."""
     kind = method_named(method)
-    hints = common_settings() | hyperparameters(kind) | {"seed": int}
+    hints = common_settings() | settings_of(kind) | {"seed": int}
     for name in values:
         if name not in hints:
             raise unknown(f"setting of {kind.title()}", name, hints)
@@ -403,12 +409,6 @@ def plan_of(method: str, values: Mapping[str, Any]) -> Plan[Method]:
     places = tuple(map(located_silo, plan.silos))
     data, columns = outside.located(plan.data), plan.reading.located()
     return replace(plan, data=data, silos=places, reading=columns)
-
-
-@cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {f.name: hints[f.name] for f in fields(kind)}
 
 
 def read(path: Path, method: str = "") -> Plan[Method]:
@@ -433,16 +433,15 @@ def read(path: Path, method: str = "") -> Plan[Method]:
 
 def written(plan: Plan[Any]) -> str:
     """Return all settings of a plan as the text of such a file."""
-    recipe, rest = plain(plan.recipe), plain(plan)
-    parts = [rest[name] for name in ("reading", "hardware")]
-    own = {
-        name: value for name, value in rest.items() if name not in ("recipe", "reading", "hardware")
-    }
+    own = plain(plan)
+    recipe, columns, hardware = map(own.pop, ("recipe", "reading", "hardware"))
     training, hyper = recipe.pop("training"), recipe.pop("method")
-    tables = [{"method": plan.recipe.name}, hyper, own, parts[0], recipe, training, parts[1]]
-    return "".join(
-        f"{name} = {_toml(v)}\n" for one in tables for name, v in one.items() if v is not None
-    )
+    text = ""
+    for part in ({"method": plan.recipe.name}, hyper, own, columns, recipe, training, hardware):
+        for name, value in part.items():
+            if value is not None:
+                text += f"{name} = {_toml(value)}\n"
+    return text
 
 
 def _toml(value: Any) -> str:

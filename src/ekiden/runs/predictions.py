@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,16 @@ def column_in(config: Mapping[str, Any]) -> str:
     """Return the column with images, texts or arrays in the run's own tables; "" if the run's plan
     does not name it.
     """
-    reading = said_in(config).get("reading", {})
-    named = [reading.get(f"{kind}_column") for kind in ("image", "text", "array")]
-    if reading.get("sample_kind") and len(features := reading.get("feature_columns", ())) == 1:
-        named = list(features)
-    usual = NAMED[config["dataset"]].columns.image if config["dataset"] in NAMED else ""
-    return next(filter(None, named), "" if usual == Images.column else usual)
+    reading, known = said_in(config).get("reading", {}), NAMED.get(config["dataset"])
+    features = reading.get("feature_columns", ())
+    if reading.get("sample_kind") and len(features) == 1:
+        return str(features[0])
+    for kind in ("image", "text", "array"):
+        if column := reading.get(f"{kind}_column"):
+            return str(column)
+    if known and known.columns.image != Images.column:
+        return known.columns.image
+    return ""
 
 
 STDOUT = "-"
@@ -99,20 +104,18 @@ class Answers:
             answers = self.model.task.answers(outputs, full=True)
         names = self.model.classes
         if isinstance(self.model.task, ScaledTask):
-            called = ["prediction"] if len(names) == 1 else [f"prediction_{name}" for name in names]
-            columns = {name: answers[:, k].numpy() for k, name in enumerate(called)}
+            form = "prediction_{}"
+            if len(names) == 1:
+                form = "prediction"
+            columns = _columns(form, names, answers)
             if self.times and self.baseline is not None:
-                shares = self.baseline.survival(answers, self.times).numpy()
-                columns |= {f"survival_{time:g}": shares[:, k] for k, time in enumerate(self.times)}
+                shares = self.baseline.survival(answers, self.times)
+                columns |= _columns("survival_{:g}", self.times, shares)
             return columns
-        columns = {f"probability_{name}": answers[:, k].numpy() for k, name in enumerate(names)}
+        columns = _columns("probability_{}", names, answers)
         if isinstance(self.model.task, MultiLabel):
-            there = (answers >= 0.5).tolist()
-            return {
-                "prediction": [
-                    ";".join(n for n, yes in zip(names, row, strict=True) if yes) for row in there
-                ]
-            } | columns
+            there = [";".join(compress(names, row)) for row in (answers >= 0.5).tolist()]
+            return {"prediction": there, **columns}
         chosen = answers.argmax(1)
         if self.threshold is not None:
             chosen = (answers[:, 1] >= self.threshold).long()
@@ -143,6 +146,11 @@ class Answers:
         return columns
 
 
+def _columns(form: str, names: Sequence[object], values: Tensor) -> dict[str, Any]:
+    """Return values (b, K) as columns with names of this form."""
+    return dict(zip(map(form.format, names), values.T.numpy(), strict=True))
+
+
 def _gaps(values: Tensor) -> list[float | None]:
     """Return the numbers; None for NaN."""
     return [None if value != value else value for value in values.tolist()]  # noqa: PLR0124  (NaN)
@@ -159,14 +167,17 @@ def predict(
         return write_masks(model, batches, Path(out))
     check_out(out, overwrite)
     with written_whole(out) as write:
-        return sum(write(table) for table in _tables(answers, source, column))
+        return sum(map(write, _tables(answers, source, column)))
 
 
 def rows(answers: Answers, source: Any, *, column: str = "") -> list[dict[str, Any]]:
     """Return a model's answer for each sample, with the columns that `predict` writes."""
     if isinstance(answers.model.task, Segmentation):
         raise UserError("a segmentation gives a mask for each image: name a folder for them, --out")
-    return [row for table in _tables(answers, source, column) for row in table.to_pylist()]
+    found = list[dict[str, Any]]()
+    for table in _tables(answers, source, column):
+        found += table.to_pylist()
+    return found
 
 
 def is_frame(source: Any) -> bool:
@@ -182,7 +193,9 @@ def _batches(
     if is_frame(source):
         return reader.read_frame(source), ("row",)
     found = reader.found(list(source))
-    return reader.read(found), ("file", "row") if any(map(reader.holds_many, found)) else ("file",)
+    if any(map(reader.holds_many, found)):
+        return reader.read(found), ("file", "row")
+    return reader.read(found), ("file",)
 
 
 def _tables(answers: Answers, source: Any, column: str) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from ekiden.core import models
 from ekiden.core.base import outside
-from ekiden.core.base.checks import Checked, CountOrZero, made, plain, reading
+from ekiden.core.base.checks import Checked, CountOrZero, all_but, made, plain, reading
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.outside import is_file
 from ekiden.core.base.settings import Training
@@ -145,9 +145,12 @@ def with_code(values: Mapping[str, Any], change: Callable[[str], str]) -> dict[s
     """Return the plain values of a recipe with all names of code in files changed."""
 
     def changed(entries: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-        given = {name: entries.get(name) for name in names}
-        code = {key: one for key, one in given.items() if isinstance(one, str) and is_file(one)}
-        return {**entries, **{key: change(one) for key, one in code.items()}}
+        found = dict(entries)
+        for name in names:
+            code = entries.get(name)
+            if isinstance(code, str) and is_file(code):
+                found[name] = change(code)
+        return found
 
     training = values.get("training")
     inner = {}
@@ -169,5 +172,4 @@ def recipe_of(
     kind = method_named(values["method"])
     with reading(f"the settings of {values['method']}", reader):
         method = made(kind, values.get("hyperparameters"), "hyperparameters")
-        others = {name: value for name, value in values.items() if name != "hyperparameters"}
-        return made(Recipe, others | {"method": method})
+        return made(Recipe, all_but(values, "hyperparameters") | {"method": method})

@@ -4,13 +4,14 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from ekiden.clinic.regressions import Coefficient
 from ekiden.core.base import outside
-from ekiden.core.base.checks import plain
+from ekiden.core.base.checks import all_but, plain
 from ekiden.core.base.errors import UserError, at, counted
 from ekiden.core.base.files import Damaged, read_regular, read_tensors
 from ekiden.core.base.settings import Hardware, Training
@@ -68,9 +69,7 @@ class Summary:
         """Whether all steps are done and there is a result."""
         if self.recorded:
             return True
-        method, config = _method(self.config), self.config
-        steps = config.get("steps") if method is None else method.steps(len(config["clients"]))
-        done = self.last.get("step", 0) == steps
+        done = self.last.get("step", 0) == self.config["steps"]
         personal = len(list(self.folder.glob("personal/*.safetensors")))
         return done and (
             (self.folder / "model.safetensors").exists() or personal >= len(self.config["clients"])
@@ -87,19 +86,22 @@ def summarise(folder: Path) -> Summary:
     config = read_config(folder)
     with at(str(folder)):
         _method(config)
-    times, metrics = read_lines(folder / "times.jsonl"), read_lines(folder / "metrics.jsonl")
-    for name, rows, keys in (
-        ("times", times, {"seconds"}),
-        ("metrics", metrics, {"step", *COUNTED}),
-    ):
-        if any(type(row.get(key)) not in (int, float) for row in rows for key in keys):
+    times = _lines_of_numbers(folder / "times.jsonl", "seconds")
+    metrics = _lines_of_numbers(folder / "metrics.jsonl", "step", *COUNTED)
+    seconds = sum(row["seconds"] for row in times)
+    return Summary(folder, config, metrics, seconds, _environment(folder))
+
+
+def _lines_of_numbers(path: Path, *names: str) -> list[dict[str, Any]]:
+    """Return the lines of a file, each with these numbers."""
+    rows = read_lines(path, *names)
+    for row in rows:
+        if not {type(row[name]) for name in names} <= {int, float}:
             raise UserError(
-                f"{folder / name}.jsonl lacks a number that every line has: the run folder is "
-                "damaged, start a new run"
+                f"{path} lacks a number that every line has: the run folder is damaged, start a "
+                "new run"
             )
-    return Summary(
-        folder, config, metrics, sum(row["seconds"] for row in times), _environment(folder)
-    )
+    return rows
 
 
 def _environment(folder: Path) -> dict[str, Any]:
@@ -158,27 +160,35 @@ def compared(summaries: Iterable[Summary], devices: Devices | None = None) -> li
         done = [run for run in group.values() if run.finished]
         one = next(iter(group.values()))
         metric = headline(next(iter(done), one))
-        values = [value for run in done if (value := value_of(run, metric.name)) is not None]
-        times: dict[str, float | None] = {}
+        seeds, values, diverged = list[int](), list[float](), 0
+        numbers = defaultdict[str, list[float | None]](list)
+        for run in done:
+            seeds.append(run.recipe["seed"])
+            if (value := value_of(run, metric.name)) is not None:
+                values.append(value)
+            diverged += bool(run.last.get("diverged"))
+            for name in COUNTED:
+                numbers[name].append(run.last[name])
+            numbers["seconds"].append(run.seconds)
+            if clock := simulated(run, devices):
+                numbers["simulated"].append(clock.seconds[-1])
+                numbers["computing"].append(clock.computing)
+        names = [*COUNTED, "seconds"]
         if devices:
-            clocks = [clock for run in done if (clock := simulated(run, devices))]
-            times["simulated"] = _mean(clock.seconds[-1] for clock in clocks)
-            times["computing"] = _mean(clock.computing for clock in clocks)
+            names += ["simulated", "computing"]
         rows.append(
             {
                 "method": label(one.config),
                 "data": _data(one.config),
-                "seeds": [run.config["recipe"]["seed"] for run in done],
+                "seeds": seeds,
                 "unfinished": len(group) - len(done),
                 "metric": metric.name,
                 "higher": metric.higher,
                 "values": values,
                 "mean": _mean(values),
                 "std": stdev(values) if len(values) > 1 else None,
-                **{name: _mean(run.last[name] for run in done) for name in COUNTED},
-                "seconds": _mean(run.seconds for run in done),
-                **times,
-                "diverged": sum(bool(run.last.get("diverged")) for run in done),
+                **{name: _mean(numbers[name]) for name in names},
+                "diverged": diverged,
                 "folders": [str(run.folder) for run in group.values()],
             }
         )
@@ -207,8 +217,10 @@ def majority(runs: Sequence[Summary]) -> str:
     """Return what always giving the commonest training label scores, in per cent; a dash if it is
     not known.
     """
-    values = [run.last["majority"] for run in runs if "majority" in run.last]
-    return f"{100 * mean(values):.2f}" if values else "-"
+    found = _mean(run.last.get("majority") for run in runs)
+    if found is None:
+        return "-"
+    return f"{100 * found:.2f}"
 
 
 def divergence(run: Summary) -> str:
@@ -347,27 +359,29 @@ def network(run: Summary) -> str:
     if run.config.get("on") != "flower":
         return ""
     rows = read_lines(run.folder / "network.jsonl", "kind", "client", "sent", "received", "waited")
-    measuring = sum(_crossed(row) for row in rows if row["kind"] == "evaluate")
-    lines = [
-        f"crossed the network: {size(sum(map(_crossed, rows)))} in {len(rows)} messages and "
-        f"answers, {size(measuring)} "
-        "of it to measure models; Flower's own bytes are not counted"
-    ]
-    ledger = read_ledger(run.folder)
-    served = sum(row["bytes"] for row in ledger if SERVER in (row["source"], row["target"]))
-    silos = size(sum(row["bytes"] for row in ledger) - served)
-    lines.append(
-        f"sealed from silo to silo: {silos}; read by the server: {size(served)} and the result"
+    crossed = measuring = sealed = served = 0
+    absent, away = list[str](), list[str]()
+    for row in rows:
+        moved = int(row["sent"] + row["received"])
+        crossed += moved
+        if row["kind"] == "evaluate":
+            measuring += moved
+        if row["waited"] > 0:
+            away.append(f"{row['client']} was away for {duration(row['waited'])}")
+    for row in read_ledger(run.folder):
+        if SERVER in (row["source"], row["target"]):
+            served += row["bytes"]
+        else:
+            sealed += row["bytes"]
+        if row["missing"]:
+            absent.append(f"step {row['step'] + 1}: {row['source']} was absent")
+    lines = (
+        f"crossed the network: {size(crossed)} in {len(rows)} messages and answers, "
+        f"{size(measuring)} of it to measure models; Flower's own bytes are not counted",
+        f"sealed from silo to silo: {size(sealed)}; read by the server: {size(served)} and the "
+        "result",
     )
-    lines += [
-        f"step {row['step'] + 1}: {row['source']} was absent" for row in ledger if row["missing"]
-    ]
-    lines += [
-        f"{row['client']} was away for {duration(row['waited'])}"
-        for row in rows
-        if row["waited"] > 0
-    ]
-    return "\n".join(lines)
+    return "\n".join((*lines, *absent, *away))
 
 
 def sums(run: Summary) -> str:
@@ -400,10 +414,6 @@ def privacy(config: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _crossed(row: dict[str, Any]) -> int:
-    return int(row["sent"] + row["received"])
-
-
 def notes(run: Summary) -> str:
     """Return what the method noted, one line per step; of more than 20 steps only the last 20."""
     lines = [
@@ -418,23 +428,26 @@ def label(config: dict[str, Any]) -> str:
     """Name the method, its settings that differ from the default and change the result, and what a
     budget reduced.
     """
-    kind = known(config["recipe"]["method"])
-    usual = (plain(kind()) if kind else {}) | plain(Training()) | plain(Hardware())
-    hardware = {k: v for k, v in config["hardware"].items() if k in ("device", "precision")}
-    given = config["recipe"]["hyperparameters"] | plain(settings_in(config)[0]) | hardware
-    # if the method decides it
-    if selection(config) != given["select"]:
+    recipe, (training, hardware) = config["recipe"], settings_in(config)
+    usual = plain(Training()) | plain(Hardware())
+    if kind := known(recipe["method"]):
+        usual = plain(kind()) | usual
+    given = recipe["hyperparameters"] | plain(training)
+    given |= {"device": hardware.device, "precision": hardware.precision}
+    dp = recipe.get("dp")
+    # if privacy or the method decides it
+    if dp or config["selection"] != given["select"]:
         del given["select"]
-    chosen = {k: v for k, v in given.items() if usual.get(k) != v}
-    if dp := config["recipe"].get("dp"):
-        chosen = {k: v for k, v in chosen.items() if k != "select"} | {"dp": dp}
-    name = outside.short(config["recipe"]["method"])
-    told = [f"{k}={v}" for k, v in chosen.items()]
+    told = [f"{name}={value}" for name, value in given.items() if usual.get(name) != value]
+    if dp:
+        told.append(f"dp={dp}")
+    text = outside.short(recipe["method"])
     if told:
-        name += f" ({', '.join(told)})"
-    return f"{name}{_budget(config)}" + "".join(
-        f", {who} {_CHANGES[change]}" for change, who in revised(config)
-    )
+        text += f" ({', '.join(told)})"
+    text += _budget(config)
+    for change, who in revised(config):
+        text += f", {who} {_CHANGES[change]}"
+    return text
 
 
 def revised(config: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -444,8 +457,12 @@ def revised(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     Runs that differ only in the seed have equal changes, whatever folders and totals they started
     from.
     """
-    made = [change for revision in config.get("revisions", []) for change in revision.items()]
-    return [(change, who) for change, who in made if change in _CHANGES]
+    made = list[tuple[str, str]]()
+    for revision in config.get("revisions", []):
+        for change, who in revision.items():
+            if change in _CHANGES:
+                made.append((change, who))
+    return made
 
 
 def trained(config: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
@@ -454,15 +471,8 @@ def trained(config: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any
     """
     if last.get("backward") == 0:
         return {}
-    return {**config["recipe"]["training"], "select": selection(config)}
-
-
-def selection(config: Mapping[str, Any]) -> str:
-    """Return what local training returned in a run. It differs from `--select` if the method
-    decides it.
-    """
-    method, select = _method(config), config["recipe"]["training"]["select"]
-    return str(config["selection"]) if method is None else method.selection(select)
+    # the method may decide what training returns
+    return {**config["recipe"]["training"], "select": config["selection"]}
 
 
 def _method(config: Mapping[str, Any]) -> Method | None:
@@ -483,15 +493,15 @@ def _budget(config: dict[str, Any]) -> str:
 
 
 def _all_but_the_seed(config: dict[str, Any]) -> str:
-    recipe = {k: v for k, v in config["recipe"].items() if k != "seed"}
-    others = [
+    shared = [
+        all_but(config["recipe"], "seed"),
         config.get("plan"),
         config["hardware"],
         config["dataset"],
         list(config["clients"]),
         revised(config),
     ]
-    return json.dumps([recipe, *others], sort_keys=True)
+    return json.dumps(shared, sort_keys=True)
 
 
 def spread(values: Sequence[float], metric: Metric | None = None) -> str:
@@ -499,9 +509,12 @@ def spread(values: Sequence[float], metric: Metric | None = None) -> str:
     nothing.
     """
     digits = ".2f" if metric is None or metric.share else ".4g"
+    if not values:
+        return ""
+    shown = f"{mean(values):{digits}}"
     if len(values) > 1:
-        return f"{mean(values):{digits}} ± {stdev(values):{digits}}"
-    return "".join(f"{v:{digits}}" for v in values)
+        shown += f" ± {stdev(values):{digits}}"
+    return shown
 
 
 def size(number: float) -> str:
@@ -567,8 +580,9 @@ def table(runs: Sequence[Summary]) -> "pa.Table":
     ]
     if not rows:
         raise UserError("no finished step there: give other folders, or let the runs do one first")
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return pa.table({name: [row.get(name) for row in rows] for name in names})
+    # Arrow takes the columns from the first row
+    rows[0] = dict.fromkeys(chain.from_iterable(rows)) | rows[0]
+    return pa.Table.from_pylist(rows)
 
 
 def write(runs: Sequence[Summary], file: Path) -> int:

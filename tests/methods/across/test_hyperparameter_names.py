@@ -11,7 +11,7 @@ from ekiden import UserError
 from ekiden.core.base.checks import Range
 from ekiden.core.engine.method import Method
 from ekiden.methods import METHODS
-from ekiden.runs.plan import hyperparameters
+from ekiden.runs.plan import settings_of
 
 SYNONYMS = {
     "lr_decay": {"decay", "rate_decay"},
@@ -40,7 +40,7 @@ def kind_of(hint: Any) -> str:
 
 
 def test_one_name_for_one_hyperparameter() -> None:
-    used = {name for kind in METHODS for name in hyperparameters(kind)}
+    used = {name for kind in METHODS for name in settings_of(kind)}
     assert SYNONYMS.keys() <= used
     assert not set().union(*SYNONYMS.values()) & used
 
@@ -48,7 +48,7 @@ def test_one_name_for_one_hyperparameter() -> None:
 def test_a_name_has_one_sort_of_value() -> None:
     sorts = defaultdict[str, dict[str, list[str]]](lambda: defaultdict(list))
     for kind in METHODS:
-        for name, hint in hyperparameters(kind).items():
+        for name, hint in settings_of(kind).items():
             sorts[name][kind_of(hint)].append(kind.title())
     assert {name: dict(found) for name, found in sorts.items() if len(found) > 1} == {}
 
@@ -60,7 +60,7 @@ UNBOUNDED = {("feddisco", "b"), ("pfnm", "bias"), ("fedma", "bias")}
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.title())
 def test_every_number_has_a_range_and_none_outside_is_accepted(kind: type[Method]) -> None:
     hints = get_type_hints(kind, include_extras=True)
-    for name, plain in hyperparameters(kind).items():
+    for name, plain in settings_of(kind).items():
         if plain not in (int, float) or (kind.title(), name) in UNBOUNDED:
             continue
         (allowed,) = (one for one in hints[name].__metadata__ if isinstance(one, Range))

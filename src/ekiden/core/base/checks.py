@@ -371,6 +371,11 @@ def plain(record: Any) -> dict[str, Any]:
     return {field.name: _as_read(getattr(record, field.name)) for field in fields(record)}
 
 
+def all_but(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return values by name without some of them."""
+    return {name: value for name, value in values.items() if name not in names}
+
+
 def _as_read(value: Any) -> Any:
     """Return a value as it is read back from a file, where sequences are lists."""
     match value:

@@ -42,7 +42,7 @@ from torch import Tensor, nn
 
 from ekiden._version import __version__
 from ekiden.core.base import errors
-from ekiden.core.base.checks import made, reading
+from ekiden.core.base.checks import all_but, made, reading
 from ekiden.core.base.errors import UserError, listed, visible
 from ekiden.core.base.files import (
     add_tensor,
@@ -596,13 +596,11 @@ def config_digest(config: Mapping[str, Any]) -> str:
     """Return a digest of a configuration, without the entries on which the result does not
     depend, where the data are, and the limit of steps.
     """
-    decisive = {k: v for k, v in config.items() if k not in BESIDE | {"steps", "dataset"}}
+    decisive = all_but(config, "steps", "dataset", *BESIDE)
     if "plan" in config:
-        plan = config["plan"].items()
-        decisive["plan"] = {k: v for k, v in plan if k not in ("data", "silos", "code")}
+        decisive["plan"] = all_but(config["plan"], "data", "silos", "code")
     if limit := config.get("limit"):
-        given = config["recipe"]["hyperparameters"]
-        free = {name: value for name, value in given.items() if name != limit}
+        free = all_but(config["recipe"]["hyperparameters"], limit)
         decisive["recipe"] = config["recipe"] | {"hyperparameters": free}
     return hashlib.blake2b(
         json.dumps(decisive, sort_keys=True).encode(), digest_size=16

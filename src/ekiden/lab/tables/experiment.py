@@ -21,7 +21,7 @@ from ekiden.core.engine.method import Method
 from ekiden.core.tasks import KINDS
 from ekiden.methods import LAP, method_named, titles
 from ekiden.readers.sources import NAMED
-from ekiden.runs.plan import Plan, common_settings, hyperparameters, plan_of
+from ekiden.runs.plan import Plan, common_settings, plan_of, settings_of
 
 Entry = dict[str, Any]
 
@@ -30,7 +30,7 @@ Entry = dict[str, Any]
 def known_anywhere() -> frozenset[str]:
     """Return the names of all settings of all methods."""
     kinds = map(method_named, titles())
-    return frozenset(common_settings()).union(*map(hyperparameters, kinds))
+    return frozenset(common_settings()).union(*map(settings_of, kinds))
 
 
 def is_grid(name: str, value: object) -> bool:
@@ -110,7 +110,7 @@ def budgets(values: Entry, kinds: Iterable[type[Method]]) -> dict[str, Budget]:
     """Return the budgets of a file with these methods, by name."""
     scalable = set()
     for kind in kinds:
-        scalable |= {name for name, hint in hyperparameters(kind).items() if hint is int}
+        scalable |= {name for name, hint in settings_of(kind).items() if hint is int}
     found = {PAPER: Budget()}
     for name, entry in values.items():
         with at(f"budget.{name}"):
@@ -457,7 +457,7 @@ def _merged(kind: type[Method], layers: Sequence[Entry]) -> dict[str, Any]:
     methods' settings.
     """
     merged: dict[str, Any] = {}
-    known = common_settings() | hyperparameters(kind)
+    known = common_settings() | settings_of(kind)
     for layer in layers:
         for name, value in layer.items():
             # `_cell` reads that

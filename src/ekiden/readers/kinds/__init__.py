@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ekiden.core.base import outside
-from ekiden.core.base.checks import made, reading
+from ekiden.core.base.checks import all_but, made, reading
 from ekiden.core.base.errors import UserError, at, unknown
 from ekiden.core.data.inputs import Inputs
 from ekiden.readers.kinds.arrays import Arrays
@@ -60,7 +60,7 @@ def from_json(values: Any) -> Inputs:
         raise unknown("kind of samples", str(values)[:40], _KINDS)
     kind = named(values["kind"])
     with reading("the inputs", "the version of Ekiden that wrote them"):
-        return made(kind, {name: value for name, value in values.items() if name != "kind"})
+        return made(kind, all_but(values, "kind"))
 
 
 def of_tensor(x: Tensor) -> Inputs:

@@ -21,6 +21,7 @@ from ekiden.care.spelling import ALIKE, Names, numbered_from_two
 from ekiden.clinic.counting import counting_of
 from ekiden.clinic.subgroups import check_task, divisions
 from ekiden.core import models
+from ekiden.core.base.checks import all_but
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import write
 from ekiden.core.engine import wire
@@ -505,7 +506,7 @@ def _config(
     if (folder / "config.json").exists():
         samples |= read_config(folder)["clients"]
     samples |= {name: list(hello.samples) for name, hello in hellos.items()}
-    about = {name: value for name, value in plan.to_json().items() if name != "recipe"}
+    about = all_but(plan.to_json(), "recipe")
     return config_of(agreed, setup, samples) | {"remote_plan": about}
 
 
