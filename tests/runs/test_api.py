@@ -453,20 +453,6 @@ def test_a_run_can_be_measured_at_its_end_only(blobs: FederatedData) -> None:
     assert [row["step"] for row in rows if "accuracy" in row] == [4]
 
 
-def test_a_step_that_is_not_measured_does_not_change_the_headline() -> None:
-    draw = torch.Generator().manual_seed(0)
-    silos = [(x := torch.randn(60, 5, generator=draw), x[:, 0] + x[:, 1]) for _ in range(3)]
-    data = federate(silos, task="regression")
-    result = run(FedSeq(epochs=1), data, "mlp", training=FAST, evaluate_every=2, stop_after=1)
-    assert "loss" not in result.metrics[-1]
-    assert result.headline == "rmse"
-    with pytest.raises(UserError, match="not measured after this step"):
-        _ = result.score
-    *_, last = steps(FedSeq(epochs=1), data, "mlp", training=FAST, evaluate_every=2)
-    assert last.headline == "rmse"
-    assert last.score == last.metrics[-1]["rmse"]
-
-
 def test_without_a_terminal_lines_say_how_far_a_run_is(
     blobs: FederatedData, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,12 +1,18 @@
 """What the settings of a run make of its data."""
 
+import json
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 import torch
 
+from ekiden.core.base.errors import UserError
 from ekiden.core.data.augment import Augment
-from ekiden.methods import FedSeq
-from ekiden.runs.plan import Plan, from_json
+from ekiden.data import Reading
+from ekiden.methods import FedGram, FedSeq
+from ekiden.runs.plan import Plan, from_json, read, written
 from ekiden.runs.recipe import Recipe
 
 
@@ -26,3 +32,76 @@ def test_a_subset_keeps_all_but_the_number_of_training_samples() -> None:
     assert sum(len(client.train) + len(client.val) for client in plan.federation().clients) == 100
     assert from_json(plan.to_json()) == plan
     assert "subset" not in Plan(Recipe(FedSeq())).to_json(), "older runs are the same"
+
+
+def test_every_setting_survives(tmp_path: Path) -> None:
+    odd = Reading(
+        drop_columns=('a "b"', "ü\\n\x7f"),
+        pixel_window=(-0.5, 1e9),
+        label_column=("y",),
+        augment_flip=True,
+    )
+    plan = Plan(
+        Recipe(FedSeq(epochs=3), seed=4, metric="balanced_accuracy"),
+        "a.csv",
+        reading=odd,
+        data_seed=1,
+        tune=True,
+    )
+    (tmp_path / "p.toml").write_text(written(plan), encoding="utf-8")
+    found = read(tmp_path / "p.toml")
+    assert found.recipe == plan.recipe
+    assert (found.reading, found.data_seed, found.tune) == (odd, 1, True)
+    assert set(tomllib.loads(written(Plan(Recipe(FedGram()))))) > {
+        "width",
+        "lr",
+        "device",
+        "data",
+        "seed",
+        "label_column",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "method", "line"),
+    [
+        (
+            'method = "fedseq"\nepocs = 3',
+            "",
+            "unknown setting of fedseq 'epocs': did you mean 'epochs'",
+        ),
+        ("epochs = 3", "", 'it names no method: add a line such as method = "fedseq"'),
+        ('method = "fedseqq"', "", "unknown method 'fedseqq': did you mean 'fedseq'"),
+        ("method = 3", "", "it names no method"),
+        (
+            'method = "fedseq"',
+            "fedgram",
+            "it is for fedseq, not for fedgram: leave out one of them",
+        ),
+        ("epochs = '3'", "fedseq", "epochs '3' is of the wrong type"),
+        ("epochs = nan", "fedseq", "epochs nan is of the wrong type"),
+        ("lr = inf", "fedseq", "lr inf is out of range"),
+        ("epochs = ", "fedseq", "it is not valid TOML"),
+        ("[training]\nlr = 1", "fedseq", "unknown setting of fedseq 'training'"),
+        ('partition = "iidd"', "fedseq", "'iidd' is not a partition"),
+        ('silos = "a.csv"', "fedseq", "silos 'a.csv' is of the wrong type"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line(
+    tmp_path: Path, text: str, method: str, line: str
+) -> None:
+    (tmp_path / "p.toml").write_text(text)
+    with pytest.raises(UserError) as refused:
+        read(tmp_path / "p.toml", method)
+    assert str(refused.value).startswith(f"{tmp_path / 'p.toml'}: ")
+    assert line in str(refused.value)
+
+
+def test_stored_plans_are_checked() -> None:
+    values = Plan(Recipe(FedSeq())).to_json()
+    assert from_json(json.loads(json.dumps(values))) == Plan(Recipe(FedSeq()))
+    values["recipe"]["training"]["select"] = "lastt"
+    with pytest.raises(
+        UserError, match=r"settings of fedseq cannot be read .training.select 'lastt' is unknown"
+    ):
+        from_json(values)

@@ -1,5 +1,6 @@
 """Small real runs that all tests of the report look at."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,12 @@ def out(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("out") / "report"
     report([runs], folder, details=4)
     return folder
+
+
+@pytest.fixture
+def page(out: Path) -> str:
+    return (out / "index.html").read_text()
+
+
+def copied(runs: Path, home: Path, name: str) -> Path:
+    return Path(shutil.copytree(runs / name, home / name))

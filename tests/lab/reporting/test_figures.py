@@ -1,7 +1,6 @@
 """What is computed for the report, by hand; tables of subgroups and the curve of the calibration."""
 
 import json
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,30 +9,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from ekiden import Training
-from ekiden.cli.runs import run_options
-from ekiden.core.base.settings import Hardware
-from ekiden.core.engine.method import Method
 from ekiden.core.engine.transport import Transfer
 from ekiden.lab.reporting import figures
 from ekiden.lab.reporting.figures import failing, flows, hops, lost_points
-from ekiden.lab.reporting.runs import Group, Opener, accuracies, collect
+from ekiden.lab.reporting.runs import Group, collect
 from ekiden.lab.reporting.style import Drawing
-from ekiden.lab.reporting.tables import PlainTable, command
-from ekiden.lab.tables.experiment import Published
-from ekiden.lab.tables.verdicts import Comparison
-from ekiden.methods import FedAvg, FedELMY, FedSeq
-from ekiden.runs.plan import Plan
-from ekiden.runs.recipe import Recipe
-from ekiden.runs.summary import partition, summarise
+from ekiden.lab.reporting.tables import PlainTable
+from ekiden.runs.summary import summarise
 
 pytestmark = pytest.mark.xdist_group("report")
-
-
-def test_how_far_a_value_is_from_the_printed_one() -> None:
-    beside = Comparison(80.0, 3.0, 4, Published(77.0, 1.0)).beside
-    assert beside == "published 77.00 ± 1.00; +1.9 standard errors"
-    assert Comparison(80.0, None, 1, Published(77.0)).beside == "published 77.00; +3.00 points"
 
 
 def test_forgetting_is_the_best_since_training_less_the_end() -> None:
@@ -66,50 +50,6 @@ def test_who_trained_when(
     assert sum(flows(run)[0].values()) == sum(10 * s for s, _, _ in edges)
 
 
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        Plan(Recipe(FedSeq())),
-        Plan(
-            Recipe(FedELMY(models=2, alpha=0.06, average_start=False, form="released"), seed=3),
-            clients=4,
-        ),
-        Plan(
-            Recipe(FedAvg(server_optimizer="adam", server_lr=0.01), evaluate_every=5),
-            "a folder/with space",
-            "domains:a,b",
-            size=32,
-        ),
-        Plan(
-            Recipe(
-                FedSeq(order="b,a"),
-                training=Training(lr=5e-5, mean=(0.5,), std=(0.25,), augment=False, select="last"),
-            )
-        ),
-        Plan(Recipe(FedSeq(), evaluate_on="own")),
-        Plan(
-            Recipe(FedSeq(), model="cnn"),
-            val_fraction=0.0,
-            workers=2,
-            hardware=Hardware("cuda:1", 2, "bf16", True),
-        ),
-    ],
-)
-def test_the_command_of_a_plan_is_read_as_that_plan(wanted: Plan[Method]) -> None:
-    words = shlex.split(command(wanted))
-    assert words[:3] == ["ekiden", "run", wanted.recipe.method.title()]
-    kind = type(wanted.recipe.method)
-    assert run_options(Plan(Recipe(kind())), words[3:]).plan == wanted
-
-
-def test_accuracies_of_all_models_and_classes(runs: Path) -> None:
-    run = Opener()(summarise(runs / "fedper"))
-    assert run.personal
-    rows = accuracies(run)["class"]
-    right = sum(n * a for n, a in rows.values())
-    assert right / sum(n for n, _ in rows.values()) == pytest.approx(run.run.last["accuracy"])
-
-
 def test_a_crowded_figure_holds_the_best_and_its_numbers_all(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,20 +65,6 @@ def test_a_crowded_figure_holds_the_best_and_its_numbers_all(
     )
     last = [row for row in drawing.rows if row[0] == groups[0].name][-1]
     assert last[2] == pytest.approx(ends[groups[0].name])
-
-
-def test_silos_of_a_column_are_the_same_setting_from_python_and_the_command_line() -> None:
-    column = {"group_column": "ward"}
-    asked, split_up = ({"plan": {"partition": p, "reading": column}} for p in ("auto", "natural"))
-    assert partition(asked) == partition(split_up) == "natural"
-
-
-def test_silos_with_names_of_their_own_are_natural() -> None:
-    plan = {"partition": "auto", "data": "digits"}
-    assert partition({"plan": plan, "clients": {"client-0": [], "client-1": []}}) == "dirichlet:0.5"
-    assert partition({"plan": plan, "clients": {"north": [], "south": []}}) == "natural"
-    own = {"partition": "auto", "silos": ["a=/x/a.csv", "b=/x/b.csv"]}
-    assert partition({"plan": own, "clients": {"client-0": [], "client-1": []}}) == "natural"
 
 
 WOMEN: dict[str, Any] = {

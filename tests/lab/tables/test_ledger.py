@@ -17,12 +17,11 @@ from ekiden.core.tasks import Classification, recorded
 from ekiden.lab.tables import experiment, ledger, sweep, verdicts
 from ekiden.lab.tables.experiment import Cell, Experiment, Published
 from ekiden.lab.tables.verdicts import CellResult, Comparison
-from ekiden.methods import Centralized, FedSeq, Local
+from ekiden.methods import Centralized
 from ekiden.runs import summary
-from ekiden.runs.api import How
 from ekiden.runs.plan import Plan
 from ekiden.runs.recipe import Recipe
-from ekiden.runs.summary import Summary, duration, label, size, summarise
+from ekiden.runs.summary import Summary, label, size, summarise
 
 TABLE = """
 title = "digits"
@@ -270,23 +269,6 @@ def test_the_page_escapes_what_files_say(tmp_path: Path) -> None:
     assert len(re.findall(r"(?<!\\)\|", row)) == 11
 
 
-def test_a_damaged_mark_and_a_foreign_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a sweep folder"):
-        sweep.opened(tmp_path)
-    (tmp_path / "sweep.json").write_text(json.dumps({"format": 99}))
-    with pytest.raises(UserError, match="is damaged or of another version"):
-        sweep.opened(tmp_path)
-
-
-def test_units_are_rounded_before_they_are_chosen() -> None:
-    assert [duration(s) for s in (0.04, 59.94, 59.96, 119.7, 3599.4, 3599.9, 7384.0)] == [
-        *("0.0 s", "59.9 s", "1 min 00 s", "2 min 00 s", "59 min 59 s", "1 h 00 min", "2 h 03 min")
-    ]
-    assert [size(b) for b in (999, 999.6, 999_994, 999_999, 999_999_000, 2e12)] == [
-        *("999 B", "1.00 kB", "999.99 kB", "1.00 MB", "1.00 GB", "2.00 TB")
-    ]
-
-
 def test_a_run_that_cannot_be_read_is_named(done: sweep.Sweep, tmp_path: Path) -> None:
     for number, change in enumerate(({"training": {"new": 1}}, {"hyperparameters": []})):
         folder = tmp_path / str(number)
@@ -302,56 +284,6 @@ def test_a_run_that_cannot_be_read_is_named(done: sweep.Sweep, tmp_path: Path) -
         (folder / f"{name}.jsonl").write_text(f"{line}\n")
         with pytest.raises(UserError, match=f"{name}.jsonl.* the run folder is damaged"):
             summarise(folder)
-
-
-def test_cells_are_named_by_row_and_column() -> None:
-    cells = [
-        Cell(row, column, Plan(Recipe(FedSeq() if "Seq" in row else Local())))
-        for row in ("FedSeq", "FedSeq long", "Local")
-        for column in ("PACS", "PACS E=2", "PACS E=20")
-    ]
-
-    def labels(only: list[str], without: list[str]) -> list[str]:
-        return [cell.label for cell in sweep.select(cells, only, without)]
-
-    assert len(labels([], [])) == 9
-    assert labels(["FedSeq"], ["E=20"]) == ["FedSeq / PACS", "FedSeq / PACS E=2"], (
-        "a full label comes first"
-    )
-    assert labels(["seq"], ["E=2", "E=20"]) == ["FedSeq / PACS", "FedSeq long / PACS"]
-    assert labels(["local/PACS", "long / E=2"], []) == ["FedSeq long / PACS E=2", "Local / PACS"]
-    with pytest.raises(UserError, match="unknown cell 'Lokal': did you mean 'Local'"):
-        labels(["Lokal"], [])
-    with pytest.raises(UserError, match="leaves no cell"):
-        labels(["Local"], ["Local"])
-
-
-def test_a_run_killed_while_it_wrote_its_result_is_not_finished(tmp_path: Path) -> None:
-    plan = Plan(Recipe(Local(epochs=1)), clients=2)
-    plan.run(tmp_path / "run", plan.federation())
-    assert summarise(tmp_path / "run").finished
-    (tmp_path / "run" / "personal" / "client-1.safetensors").unlink()
-    assert not summarise(tmp_path / "run").finished
-    plan.run(tmp_path / "run", plan.federation())
-    assert summarise(tmp_path / "run").finished
-
-
-def test_a_result_of_an_earlier_step_does_not_outlive_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped after a step, continued, and killed between the last state and the result."""
-    plan, folder = Plan(Recipe(FedSeq(epochs=1)), clients=2), tmp_path / "run"
-    data = plan.federation()
-    plan.run(folder, data, how=How(stop_after=1, quiet=True))
-    early = (folder / "model.safetensors").read_bytes()
-    with monkeypatch.context() as patch:
-        patch.setattr("ekiden.core.engine.run.write_models", lambda *args: None)
-        plan.run(folder, data)
-    assert summarise(folder).last["step"] == 2
-    assert not summarise(folder).finished
-    plan.run(folder, data)
-    assert summarise(folder).finished
-    assert (folder / "model.safetensors").read_bytes() != early
 
 
 @pytest.mark.parametrize("label", ["votes", "votes (N models)"])

@@ -10,13 +10,10 @@ import pytest
 from rich.console import Console
 
 from ekiden.core.base.errors import UserError
-from ekiden.core.engine.method import Method
 from ekiden.lab.drawing import comparison
 from ekiden.lab.tables import experiment, ledger, records, sweep, verdicts
 from ekiden.lab.tables.records import portable
-from ekiden.methods import FedSeq
-from ekiden.runs.plan import Plan, stored
-from ekiden.runs.recipe import Recipe
+from ekiden.runs.plan import stored
 from ekiden.runs.summary import Summary, about, label, summarise
 from tests.readers.conftest import write_folder
 
@@ -452,24 +449,6 @@ def test_records_hold_no_folders_and_count_in_another_folder(
     other = sweep.plan_sweep(Path("table.toml"), "paper", there / "runs", file)
     with pytest.raises(UserError, match=r"silos is .*south.csv.* there, .*west.csv.* in the file"):
         sweep.jobs(other, other.runs())
-
-
-def test_a_network_in_a_folder_counts_where_its_folder_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a checkout that has the records of runs, but not the network with which they began."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "models" / "small").mkdir(parents=True)
-
-    def named(model: str) -> Plan[Method]:
-        return Plan(Recipe(FedSeq(), model=model, pretrained="start.safetensors"))
-
-    with_folder = named("hf:models/small")
-    (tmp_path / "models" / "small").rmdir()
-    without = named("hf:models/small")
-    assert with_folder.recipe.model != without.recipe.model
-    assert sweep.flat(with_folder) == sweep.flat(without)
-    assert sweep.flat(with_folder) != sweep.flat(named("hf:models/large"))
 
 
 def test_paths_become_names_and_nothing_else_changes() -> None:

@@ -271,3 +271,9 @@ def test_shown_by_the_ledger_and_in_the_terminal(tmp_path: Path) -> None:
     console = Console(record=True, width=120, file=io.StringIO())
     console.print(contrasts(made.experiment, collect(made))[0].table)
     assert wanted in console.export_text()
+
+
+def test_how_far_a_value_is_from_the_printed_one() -> None:
+    beside = Comparison(80.0, 3.0, 4, Published(77.0, 1.0)).beside
+    assert beside == "published 77.00 ± 1.00; +1.9 standard errors"
+    assert Comparison(80.0, None, 1, Published(77.0)).beside == "published 77.00; +3.00 points"

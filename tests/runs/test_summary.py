@@ -1,0 +1,62 @@
+"""What a run folder says of its run: whether it is finished, how it is divided, sizes and times."""
+
+from pathlib import Path
+
+import pytest
+
+from ekiden.methods import FedSeq, Local
+from ekiden.runs.api import How
+from ekiden.runs.plan import Plan
+from ekiden.runs.recipe import Recipe
+from ekiden.runs.summary import duration, partition, size, summarise
+
+
+def test_units_are_rounded_before_they_are_chosen() -> None:
+    assert [duration(s) for s in (0.04, 59.94, 59.96, 119.7, 3599.4, 3599.9, 7384.0)] == [
+        *("0.0 s", "59.9 s", "1 min 00 s", "2 min 00 s", "59 min 59 s", "1 h 00 min", "2 h 03 min")
+    ]
+    assert [size(b) for b in (999, 999.6, 999_994, 999_999, 999_999_000, 2e12)] == [
+        *("999 B", "1.00 kB", "999.99 kB", "1.00 MB", "1.00 GB", "2.00 TB")
+    ]
+
+
+def test_a_run_killed_while_it_wrote_its_result_is_not_finished(tmp_path: Path) -> None:
+    plan = Plan(Recipe(Local(epochs=1)), clients=2)
+    plan.run(tmp_path / "run", plan.federation())
+    assert summarise(tmp_path / "run").finished
+    (tmp_path / "run" / "personal" / "client-1.safetensors").unlink()
+    assert not summarise(tmp_path / "run").finished
+    plan.run(tmp_path / "run", plan.federation())
+    assert summarise(tmp_path / "run").finished
+
+
+def test_a_result_of_an_earlier_step_does_not_outlive_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after a step, continued, and killed between the last state and the result."""
+    plan, folder = Plan(Recipe(FedSeq(epochs=1)), clients=2), tmp_path / "run"
+    data = plan.federation()
+    plan.run(folder, data, how=How(stop_after=1, quiet=True))
+    early = (folder / "model.safetensors").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("ekiden.core.engine.run.write_models", lambda *args: None)
+        plan.run(folder, data)
+    assert summarise(folder).last["step"] == 2
+    assert not summarise(folder).finished
+    plan.run(folder, data)
+    assert summarise(folder).finished
+    assert (folder / "model.safetensors").read_bytes() != early
+
+
+def test_silos_of_a_column_are_the_same_setting_from_python_and_the_command_line() -> None:
+    column = {"group_column": "ward"}
+    asked, split_up = ({"plan": {"partition": p, "reading": column}} for p in ("auto", "natural"))
+    assert partition(asked) == partition(split_up) == "natural"
+
+
+def test_silos_with_names_of_their_own_are_natural() -> None:
+    plan = {"partition": "auto", "data": "digits"}
+    assert partition({"plan": plan, "clients": {"client-0": [], "client-1": []}}) == "dirichlet:0.5"
+    assert partition({"plan": plan, "clients": {"north": [], "south": []}}) == "natural"
+    own = {"partition": "auto", "silos": ["a=/x/a.csv", "b=/x/b.csv"]}
+    assert partition({"plan": own, "clients": {"client-0": [], "client-1": []}}) == "natural"
