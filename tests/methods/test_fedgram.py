@@ -1,6 +1,5 @@
 """FedGram: equal to pooled data bit for bit, against numpy, bytes, and what it refuses."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,40 +12,22 @@ from torch import Tensor, nn
 from ekiden import FederatedData, Hardware, UserError, federate, load_model, run
 from ekiden.core.engine import wire
 from ekiden.core.engine.method import Size
-from ekiden.core.engine.setup import of_method
 from ekiden.core.engine.transport import ClientMissing
 from ekiden.core.models import build
 from ekiden.core.models.split import as_split
 from ekiden.core.tasks import Classification
 from ekiden.core.training.gram import Rounded, Rounding, measure, size
-from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedGram
 from ekiden.methods.exact.blocks import gaussian_heads as heads
-from ekiden.methods.exact.blocks.fixed_features import features_of
 from ekiden.methods.exact.blocks.whole_features import PatchFeatures, RandomReLU
 from ekiden.methods.exact.fedgram import Handoff
 from ekiden.runs.recipe import Recipe
 from ekiden.runs.result import Result
+from tests.methods.gram_runs import Samples, inside, network, points, silos
 
 METHOD = FedGram(width=24)
-Samples = tuple[Tensor, Tensor]
-
-
-def points(n: int = 300) -> Samples:
-    draw = torch.Generator().manual_seed(11)
-    y = torch.randint(3, (n,), generator=draw)
-    return 2 * torch.eye(4)[y] + torch.randn(n, 4, generator=draw), y
-
-
-def silos(parts: Sequence[Tensor], names: Sequence[str] | None = None) -> FederatedData:
-    """Clients that train on these rows of the points, the one with rows 0 to 59 first; all share a
-    test set."""
-    x, y = points()
-    held = [(x[rows], y[rows]) for rows in (torch.arange(60), *parts)]
-    tests = [(x[:30], y[:30])] * len(held)
-    return federate(held, tests=tests, val_fraction=0.0, names=names, classes=["a", "b", "c"])
 
 
 def go(data: FederatedData, method: FedGram = METHOD, **options: Any) -> Result:
@@ -132,14 +113,6 @@ def as_of(result: Result, weights: Weights) -> Result:
     return replace(result, models=lambda: (weights, ()))
 
 
-def inside(result: Result, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The features and the scores of a result."""
-    split = as_split(result.model)
-    with torch.no_grad():
-        features = split.features(x)
-        return features, split.head(features)
-
-
 def test_it_is_ridge_regression_on_all_samples(pooled: Result) -> None:
     """By numpy: standardise, add a constant, leave-one-out's penalty by the hat matrix, solve."""
     x, y = points()
@@ -171,25 +144,6 @@ def test_other_heads_come_from_the_same_sums(head: Any, pooled: Result) -> None:
     assert torch.allclose(
         found.double(), features.double() @ rows[:, :-1].T + rows[:, -1], atol=1e-4
     )
-
-
-def test_a_frozen_network_is_left_as_it_is() -> None:
-    data, network = silos(torch.split(torch.arange(60, 300), 80)), Tiny()
-    method = FedGram(features="network", width=20)
-    result = run(method, data, network, hardware=Hardware(threads=1), seed=3)
-    x, _ = points()
-    features, _ = inside(result, x)
-    hidden = network.features.eval()(x).detach()
-    centre, scale, _ = features_of(result.model).tell()
-    assert torch.equal(features[:, :8], ((hidden - centre) * scale).round().clamp(-127, 127))
-    assert result.accuracy > 0.6
-    assert result.metrics[-1]["backward"] == 0
-
-
-def network(
-    method: FedGram, build: Any = Tiny, shape: tuple[int, ...] = (4,), classes: int = 3
-) -> Network:
-    return Network(of_method(build, method, shape, classes, 0, Classification())())
 
 
 @pytest.mark.parametrize(
@@ -491,27 +445,6 @@ def test_bits_and_samples_go_together() -> None:
         UserError, match=r"do not fit into 16 bits: start a new run with samples 300 or more"
     ):
         go(silos([torch.arange(60, 300)]), replace(ROUNDED, samples=3))
-
-
-@pytest.mark.parametrize(("features", "b"), [("components", 11), ("auto", 18)])
-def test_bits_follow_from_features_and_then_bytes_decide_how_many(features: str, b: int) -> None:
-    """The largest number whose sums fit, and at most 1,000 components."""
-    method = Recipe(FedGram(features=features, samples=300)).method
-    assert isinstance(method, FedGram)
-    assert method.bits == b
-    shape = (3, 16, 16)
-    for room, most in (("9kB", 10**6), ("60kB", 10**6), ("900kB", 1000)):
-        with torch.device("meta"):
-            network = replace(method, bytes=room).own_network(
-                build("lenet", shape, 5), shape, 5, Classification()
-            )
-        width = features_of(network).width
-        step = 1 if features == "components" else 8
-        taken = [
-            size(5, width + more, bits=b) + features_of(network).told_bytes() for more in (0, step)
-        ]
-        assert taken[0] <= int(room[:-2]) * 1000
-        assert taken[1] > int(room[:-2]) * 1000 or (features == "components" and width == most)
 
 
 def test_rounded_sums_travel_and_are_checked_on_arrival() -> None:

@@ -16,7 +16,7 @@ from ekiden.core.tasks import Classification
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedRAN
 from ekiden.methods.exact.blocks import gaussian_heads as heads
-from ekiden.methods.exact.blocks.fixed_features import ShortColumns, features_of
+from ekiden.methods.exact.blocks.fixed_features import features_of
 from ekiden.methods.exact.fedran import Scatter, SketchedScatter, largest
 from ekiden.runs.result import Result
 
@@ -51,14 +51,6 @@ def test_the_largest_directions_by_hand() -> None:
     assert largest(rows[:, :1], 3).abs().tolist() == [[3, 0, 0], [0, 0, 0], [0, 0, 0]]
     wide = torch.cat([rows, torch.zeros(3, 4)], 1)
     assert largest(wide, 2).abs().tolist() == [[0, 3], [5, 0], [0, 0]], "by the Gram matrix"
-
-
-def test_rounding_by_hand() -> None:
-    short = ShortColumns.of(
-        torch.tensor([[127.0, 0.5], [-63.4, 1.0], [0, -2.0]], dtype=torch.float64), torch.int8
-    )
-    assert short.counts.tolist() == [[127, 32], [-63, 64], [0, -127]]
-    assert short.units.tolist() == pytest.approx([1, 2 / 127])
 
 
 def test_scatters_add_up_by_hand() -> None:

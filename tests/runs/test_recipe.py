@@ -42,7 +42,8 @@ def test_what_is_stored_is_read_back() -> None:
         Recipe(FedSeq(), dp="epsilon=8,delta=1e-5", train="last:1"),
     ):
         assert recipe_of(json.loads(json.dumps(recipe.to_json()))) == recipe
-    for values in ([], {}, {"method": 3}):
+    broken: list[object] = [[], {}, {"method": 3}]
+    for values in broken:
         with pytest.raises(UserError, match="they name no method"):
             recipe_of(values)
 

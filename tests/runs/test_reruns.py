@@ -33,7 +33,8 @@ from ekiden.methods.exact.closing import with_lap
 from ekiden.methods.exact.fedgram import Summing
 from ekiden.runs.result import Result
 from ekiden.runs.summary import summarise
-from tests.methods.test_fedgram import METHOD, bits, go, pictures, points
+from tests.methods.gram_runs import points
+from tests.methods.test_fedgram import METHOD, bits, go, pictures
 
 COUNTS = ("step", "bytes", "forward", "backward")
 CLIENTS = [f"client-{i}" for i in range(5)]

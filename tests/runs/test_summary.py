@@ -2,10 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
-from ekiden.methods import FedSeq, Local
-from ekiden.runs.api import How
+from ekiden.methods import Local
 from ekiden.runs.plan import Plan
 from ekiden.runs.recipe import Recipe
 from ekiden.runs.summary import duration, partition, size, summarise
@@ -28,24 +25,6 @@ def test_a_run_killed_while_it_wrote_its_result_is_not_finished(tmp_path: Path) 
     assert not summarise(tmp_path / "run").finished
     plan.run(tmp_path / "run", plan.federation())
     assert summarise(tmp_path / "run").finished
-
-
-def test_a_result_of_an_earlier_step_does_not_outlive_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped after a step, continued, and killed between the last state and the result."""
-    plan, folder = Plan(Recipe(FedSeq(epochs=1)), clients=2), tmp_path / "run"
-    data = plan.federation()
-    plan.run(folder, data, how=How(stop_after=1, quiet=True))
-    early = (folder / "model.safetensors").read_bytes()
-    with monkeypatch.context() as patch:
-        patch.setattr("ekiden.core.engine.run.write_models", lambda *args: None)
-        plan.run(folder, data)
-    assert summarise(folder).last["step"] == 2
-    assert not summarise(folder).finished
-    plan.run(folder, data)
-    assert summarise(folder).finished
-    assert (folder / "model.safetensors").read_bytes() != early
 
 
 def test_silos_of_a_column_are_the_same_setting_from_python_and_the_command_line() -> None:

@@ -13,7 +13,8 @@ import torch
 
 from ekiden.cli.app import main
 from ekiden.lab.reporting.style import as_csv
-from tests.methods.test_fedgram import go, silos
+from tests.methods.gram_runs import silos
+from tests.methods.test_fedgram import go
 
 
 @pytest.fixture

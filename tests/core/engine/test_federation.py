@@ -1,9 +1,9 @@
 """What a method's outer loop can do: order, sample, call, get, and what the ledger says about
 it."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 from weakref import ReferenceType, ref
 
 import pytest
@@ -16,68 +16,22 @@ from ekiden.core.engine.client import Client
 from ekiden.core.engine.drive import told
 from ekiden.core.engine.federation import Fed, in_order
 from ekiden.core.engine.method import INITIAL, Method, Size, State, Traits, on_client
-from ekiden.core.engine.transport import ClientMissing, Request, Transfer, Transport, refs, resolve
+from ekiden.core.engine.transport import ClientMissing, Transfer
 from ekiden.core.engine.wire import EVERYONE, SERVER, Ref
 from ekiden.core.engine.worker import Job, Setup, Worker
-from ekiden.core.training.fit import Work
 from ekiden.core.training.weights import Weights, mean
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import SCAFFOLD, FedAvg, FedDC, FedDyn
+from tests.core.engine.fakes import CLIENTS, Desk, federation, task, weights
 
-CLIENTS = ("a", "b", "c", "d")
 M = 4 * (4 * 8 + 8 + 16 + 8 * 3 + 3) + 4 * 16 + 8
 """Bytes of one `Tiny`: parameters, running statistics, counter."""
-
-
-@dataclass
-class Desk(Transport):
-    """A transport without clients: values come from `values`, everything else is recorded."""
-
-    values: dict[Ref[Any], Any] = field(default_factory=dict)
-    requests: list[Request] = field(default_factory=list)
-
-    def submit(self, request: Request) -> None:
-        self.requests.append(request)
-
-    def value(self, ref: Ref[Any]) -> Any:
-        if ref not in self.values:
-            raise ClientMissing(f"{ref.owner} is away")
-        return self.values[ref]
-
-    def commit(self, step: int, live: frozenset[Ref[Any]]) -> dict[Ref[Any], Work]:
-        return {}
-
-
-def federation(
-    values: dict[Ref[Any], Any] | None = None, *, clients: Sequence[str] = CLIENTS, seed: int = 0
-) -> tuple[Fed, Desk, list[Transfer]]:
-    desk, ledger = Desk(values or {}), list[Transfer]()
-    return Fed(clients, desk, seed, ledger.append), desk, ledger
 
 
 def at_step(step: int, **kwargs: Any) -> Fed:
     fed = federation(**kwargs)[0]
     fed.begin(step)
     return fed
-
-
-def task(client: Client, *args: Any) -> Weights:
-    raise NotImplementedError
-
-
-def weights(n: int) -> Weights:
-    return Weights(torch.zeros(n), torch.zeros(1), torch.zeros(1, dtype=torch.int64))
-
-
-class Pair(NamedTuple):
-    model: Ref[Weights] | Weights
-    steps: int
-
-
-@dataclass(frozen=True)
-class Parcel:
-    model: Ref[Weights] | Weights
-    share: float = 0.5
 
 
 # Order and sampling.
@@ -192,34 +146,6 @@ def test_what_everyone_has_is_free() -> None:
     fed.call(task, "b", [INITIAL, Ref(EVERYONE, "initial")])
     assert isinstance(fed.get(INITIAL), Weights)
     assert ledger == []
-
-
-def test_refs_are_found_in_lists_tuples_dicts_and_records() -> None:
-    owned: dict[Ref[Any], Any] = {Ref(name, "k"): weights(i) for i, name in enumerate(CLIENTS)}
-    a, b, c, d = owned
-    value = [(a, {"x": b}), Parcel(c), Pair(d, 3), INITIAL, 7, "text", weights(1)]
-    assert list(refs(value)) == [a, b, c, d, INITIAL]
-    fed, _, ledger = federation(dict(owned))
-    fed.call(task, "b", value[:4])
-    assert [(t.source, t.bytes) for t in ledger[:3]] == [("a", 12), ("c", 20), ("d", 24)]
-    assert ledger[3:] == [
-        Transfer(0, SERVER, "b", "task", 1 + 8 + 8)
-    ]  # the key "x", the share, the steps
-
-
-def test_resolve_puts_values_in_place_of_refs_and_leaves_the_rest() -> None:
-    known = weights(1)
-    value = [
-        (Ref("a", "k"), {"x": Ref("a", "k")}),
-        Parcel(Ref("a", "k")),
-        Pair(Ref("a", "k"), 3),
-        7,
-        known,
-    ]
-    got = resolve(value, lambda ref: f"{ref.owner}/{ref.key}")
-    assert got == [("a/k", {"x": "a/k"}), Parcel("a/k"), Pair("a/k", 3), 7, known]  # type: ignore[arg-type]
-    assert type(got[2]) is Pair
-    assert got[4] is known
 
 
 def test_what_the_server_holds_is_counted_and_instructions_are_not() -> None:

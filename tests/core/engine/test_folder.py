@@ -39,7 +39,8 @@ from ekiden.core.engine.wire import Ref
 from ekiden.data import Samples, Subset, from_tensors
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import Centralized, FedAvg, FedSeq
-from tests.core.engine.test_store import Counting, go, model, names, outcome, store
+from tests.core.engine.kept import Counting, go, model, outcome
+from tests.core.engine.test_store import names, store
 
 ONE = FedSeq(epochs=1)
 

@@ -8,8 +8,6 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +22,14 @@ from ekiden import FederatedData, Hardware, Training, run
 from ekiden.core.base import files
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine import wire
-from ekiden.core.engine.client import Client
-from ekiden.core.engine.federation import Fed
 from ekiden.core.engine.folder import Marks, RunFolder, read_lines
-from ekiden.core.engine.method import Method, State, Traits, on_client
+from ekiden.core.engine.method import State
 from ekiden.core.engine.setup import read_model
 from ekiden.core.engine.store import FolderJournal, Store, read
 from ekiden.core.training.weights import Weights
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedELMY
-
-
-def model(value: float) -> Weights:
-    return Weights(torch.full((3,), value), torch.empty(0), torch.empty(0, dtype=torch.int64))
+from tests.core.engine.kept import Counting, flipped, go, model, outcome
 
 
 def store(folder: Path | None, step: int = 0) -> Store:
@@ -184,45 +177,6 @@ def test_a_journal_gives_back_what_it_got_or_nothing(tmp_path: Path) -> None:
 
 
 # Runs that stop inside a task.
-
-
-@dataclass(frozen=True)
-class Counting(Method):
-    """Rounds over all clients; each client counts in private how often it was asked."""
-
-    epochs: int = 1
-    rounds: int = 2
-
-    traits = Traits(private=int)
-
-    def run(self, fed: Fed, s: State) -> Iterator[State]:
-        while s.step < self.steps(len(fed.clients)):
-            s = s.next(model=fed.call(self.train, fed.clients[s.step % len(fed.clients)], s.model))
-            yield s
-
-    @on_client
-    def train(self, client: Client, model: Weights) -> Weights:
-        client.state = (client.state or 0) + 1
-        trained = client.fit(model, epochs=self.epochs)
-        return trained.with_params(trained.params + client.state)
-
-    def steps(self, clients: int) -> int:
-        return self.rounds * clients
-
-    def cost(self, clients: int, model: int) -> int:
-        return (self.rounds * clients - 1) * model
-
-
-def go(method: Method, data: FederatedData, folder: Path | None, **kwargs: Any) -> Any:
-    training, hardware = Training(lr=0.01, batch_size=16), Hardware(threads=1)
-    return run(method, data, Tiny, training=training, hardware=hardware, folder=folder, **kwargs)
-
-
-def outcome(folder: Path) -> list[bytes]:
-    return [
-        (folder / name).read_bytes()
-        for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors")
-    ]
 
 
 class Killed(BaseException):
@@ -397,10 +351,6 @@ def kept(folder: Path, blobs: FederatedData, monkeypatch: pytest.MonkeyPatch) ->
     return folder
 
 
-def flipped(data: bytes, at: int, bit: int = 0) -> bytes:
-    return data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :]
-
-
 # A byte of the version of Python that made the folder may be flipped.
 @pytest.mark.filterwarnings("ignore:.* before and .* now:ekiden.core.base.errors.DataWarning")
 def test_a_flipped_byte_in_any_file_of_a_run_never_gives_another_model(
@@ -430,42 +380,6 @@ def test_a_flipped_byte_in_any_file_of_a_run_never_gives_another_model(
                 named = file.name in said or f"{copy} holds another run" in said
                 ends.append("refused" if named and "\n" not in said else f"{file}, {at}: {said}")
     assert set(ends) == {"same", "refused"}
-
-
-@pytest.mark.parametrize(
-    ("name", "harm"),
-    [
-        *(("value-3-0-train", harm) for harm in ("flipped", "gone")),
-        *(("private-4", harm) for harm in ("flipped", "gone", "gone with its folder")),
-        ("state", "flipped"),
-    ],
-)
-def test_a_run_whose_files_are_damaged_or_gone_begins_again(
-    blobs: FederatedData,
-    tmp_path: Path,
-    name: str,
-    harm: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(RunFolder, "due", True)  # one file of the state
-    whole = go(Counting(), blobs, tmp_path / "whole")
-    go(Counting(), blobs, tmp_path / "run", stop_after=4)
-    (file,) = (tmp_path / "run").rglob(f"{name}.safetensors")
-    if harm == "flipped":
-        file.write_bytes(flipped(file.read_bytes(), file.stat().st_size - 1))
-    elif harm == "gone":
-        file.unlink()
-    else:
-        (keeper,) = (tmp_path / "run").rglob("value-3-0-train.safetensors")
-        assert keeper.parent == file.parent
-        go(Counting(), blobs, tmp_path / "run", stop_after=1)  # now another client has the model
-        shutil.rmtree(file.parent)
-    again = go(Counting(), blobs, tmp_path / "run")
-    assert torch.equal(again.weights.params, whole.weights.params)
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
-    assert "goes back to its first step and gives the same result" in caplog.text
-    assert name.removeprefix("value-") in caplog.text
 
 
 def test_an_earlier_private_state_is_not_taken_for_a_lost_one(

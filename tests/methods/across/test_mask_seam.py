@@ -17,7 +17,8 @@ from ekiden.methods import FedSeq
 from ekiden.methods.exact.closing import with_lap
 from ekiden.runs.result import Result
 from tests.core.base.test_sums import gram
-from tests.methods.test_fedgram import METHOD, bits, go, silos
+from tests.methods.gram_runs import silos
+from tests.methods.test_fedgram import METHOD, bits, go
 
 Part = Any
 CLIENTS = 5
