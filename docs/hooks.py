@@ -7,7 +7,7 @@ import io
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from html import escape
@@ -33,6 +33,7 @@ from ekiden.core import models
 from ekiden.core.base import checks
 from ekiden.core.base.checks import Range, hints_of
 from ekiden.core.base.outside import summary_of
+from ekiden.core.data.augment import Augment
 from ekiden.core.engine.method import Method, Size
 from ekiden.core.engine.setup import of_method
 from ekiden.core.tasks import KINDS, Classification, Need
@@ -529,7 +530,7 @@ def catalogue() -> str:
     """Return all methods, networks and data sets as tables in Markdown."""
     pages = {m: f"[{m.title()}](methods/{m.__module__.rsplit('.', 1)[1]}.md)" for m in METHODS}
     methods = ([link, summary_of(m), moves(m), ends_with(m)] for m, link in pages.items())
-    networks = ([f"`{name}`", *about] for name, about in models.described().items())
+    networks = ([f"`{name}`", *_described(known)] for name, known in models.NETWORKS.items())
     sets = ([f"`{name}`", *_source(name)] for name in sorted(datasets.NAMED))
     parts = (
         "### Methods\n",
@@ -566,6 +567,22 @@ def ends_with(method: type[Method]) -> str:
     return "one model" if method().one_model else "personal"
 
 
+def _described(network: models.Known) -> tuple[str, str]:
+    """Return which samples a network takes, and what it is."""
+    task = ", segmentation" if network.pixels else ""
+    return network.samples + task, summary_of(network.build)
+
+
+def _steps(augment: Augment) -> Iterator[str]:
+    """Say what is switched on."""
+    if augment.crop:
+        yield f"random crop, {augment.crop} pixels of padding"
+    if augment.flip:
+        yield "flip"
+    if augment.rotation:
+        yield f"rotation up to {augment.rotation:g}°"
+
+
 def _source(name: str) -> list[str]:
     """Return where a named data set is, its test part, what is done to its images, and its
     network.
@@ -578,13 +595,12 @@ def _source(name: str) -> list[str]:
     )
     if name == "digits":  # it has one part and is in scikit-learn
         hub, named = "not needed: scikit-learn has them", replace(named, test=None)
-    done = [f"{named.size}x{named.size} pixels" if named.size else "", *named.augment.words()]
-    network = models.usual(name)
+    done = [f"{named.size}x{named.size} pixels" if named.size else "", *_steps(named.augment)]
     return [
         hub,
         "given" if named.test else "20 % held out",
         ", ".join(filter(None, done)) or "-",
-        f"`{network}`",
+        f"`{models.DEFAULTS[name]}`",
     ]
 
 

@@ -19,7 +19,7 @@ from ekiden.core.engine import wire
 from ekiden.core.engine.federation import Fed
 from ekiden.core.engine.folder import read_config
 from ekiden.core.engine.method import Method
-from ekiden.core.models import _NETWORKS, Known
+from ekiden.core.models import NETWORKS, Known
 from ekiden.core.models.split import SplitNetwork
 from ekiden.core.tasks import LanguageModelling, Regression, named
 from ekiden.core.tasks import terms as task_terms
@@ -110,8 +110,8 @@ def networks(monkeypatch: pytest.MonkeyPatch) -> None:
             nn.Sequential(nn.Embedding(texts.vocabulary, 16)), nn.Linear(16, outputs)
         )
 
-    monkeypatch.setitem(_NETWORKS, "tiny_pixels", Known(lambda shape, classes: Pixels(), side=1))
-    monkeypatch.setitem(_NETWORKS, "tiny_tokens", Known(tokens, reads=Tokens))
+    monkeypatch.setitem(NETWORKS, "tiny_pixels", Known(lambda shape, classes: Pixels(), side=1))
+    monkeypatch.setitem(NETWORKS, "tiny_tokens", Known(tokens, reads=Tokens))
 
 
 class Nodes(FakeNodes):

@@ -40,17 +40,6 @@ class Augment(Checked):
         """Return whether anything is switched on."""
         return bool(self.crop or self.flip or self.rotation)
 
-    def words(self) -> list[str]:
-        """Return what is switched on, in words."""
-        words = []
-        if self.crop:
-            words.append(f"random crop, {self.crop} pixels of padding")
-        if self.flip:
-            words.append("flip")
-        if self.rotation:
-            words.append(f"rotation up to {self.rotation:g}°")
-        return words
-
     def draw(self, images: int, generator: Generator | None = None) -> Tensor:
         """Return what decides on the transformations of a batch: (4, B) on the CPU, in [0, 1)."""
         return torch.rand(4, images, generator=generator)

@@ -24,12 +24,13 @@ from ekiden.core.models.tables_and_texts import (
 from ekiden.core.tasks import Segmentation, Task
 
 __all__ = [
+    "DEFAULTS",
+    "NETWORKS",
     "Split",
     "SplitNetwork",
     "build",
     "check_name",
     "default_for",
-    "described",
     "fitting",
     "is_pretrained",
     "load_weights",
@@ -37,7 +38,6 @@ __all__ = [
     "located_file",
     "names",
     "pretrained_names",
-    "usual",
 ]
 
 
@@ -72,7 +72,7 @@ class Known:
 
 
 # Messages list what fits in this order, so what knows most of the samples comes first.
-_NETWORKS = {
+NETWORKS = {
     "table_mlp": Known(table_mlp, "rows of a table", reads=TableRows),
     "table_transformer": Known(table_transformer, "rows of a table", reads=TableRows),
     "text_mean": Known(text_mean, "texts", reads=Tokenised),
@@ -93,7 +93,7 @@ _NETWORKS = {
     "unet": Known(images.unet, side=images.SMALLEST, pixels=True),
 }
 # The papers' networks for these data sets, except ResNet-18.
-_DEFAULTS = {
+DEFAULTS = {
     "digits": "mlp",
     "mnist": "mlp",
     "fashion_mnist": "mlp",
@@ -111,18 +111,7 @@ _DEFAULTS = {
 
 def names() -> tuple[str, ...]:
     """Names of all networks, those of other packages last."""
-    return (*_NETWORKS, *outside.installed("ekiden.models"))
-
-
-def described() -> dict[str, tuple[str, str]]:
-    """Return for each network of the library which samples it takes and the first line of its
-    docstring.
-    """
-    found = {}
-    for name, known in _NETWORKS.items():
-        task = ", segmentation" if known.pixels else ""
-        found[name] = (known.samples + task, outside.summary_of(known.build))
-    return found
+    return (*NETWORKS, *outside.installed("ekiden.models"))
 
 
 def pretrained_names() -> tuple[str, ...]:
@@ -157,9 +146,9 @@ def build(
     check_name(name)
     if is_pretrained(name):
         return pretrained.build(name, shape, classes, inputs)
-    if name not in _NETWORKS:
+    if name not in NETWORKS:
         return _from_outside(name, shape, classes)
-    known = _NETWORKS[name]
+    known = NETWORKS[name]
     if not known.fits(shape, inputs):
         are = "images or arrays" if inputs is None else inputs.words
         larger = ", or larger images with --size" if len(shape) == 3 else ""
@@ -176,7 +165,7 @@ def build(
 
 def fitting(shape: tuple[int, ...], inputs: Inputs | None = None) -> list[str]:
     """Return the networks of the library that take such samples and give one output for each."""
-    known = _NETWORKS.items()
+    known = NETWORKS.items()
     return [name for name, one in known if one.fits(shape, inputs) and not one.pixels]
 
 
@@ -202,20 +191,15 @@ def default_for(
         return "unet"
     if inputs is not None and (usual_ := inputs.network(shape)):
         return usual_
-    named = _DEFAULTS.get(dataset_name)
-    if named and _NETWORKS[named].fits(shape):
+    named = DEFAULTS.get(dataset_name)
+    if named and NETWORKS[named].fits(shape):
         return named
     # small, or like MNIST
-    if not _NETWORKS["lenet"].fits(shape) or (shape[0] == 1 and max(shape[1:]) <= 28):
+    if not NETWORKS["lenet"].fits(shape) or (shape[0] == 1 and max(shape[1:]) <= 28):
         return "mlp"
     if min(shape[1:]) >= 64:
         return "cnn_tiny"
     return "lenet"
-
-
-def usual(dataset_name: str) -> str:
-    """Return the network that the papers use for a named data set."""
-    return _DEFAULTS[dataset_name]
 
 
 def _from_outside(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -4,7 +4,7 @@ U-Net, scattering.
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 
 import torch
@@ -207,7 +207,7 @@ def resnet18(shape: tuple[int, ...], classes: int) -> SplitNetwork:
 
 def resnet18_gn(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """ResNet-18 with GroupNorm of 2 groups (as in FedDisco), which has no running statistics."""
-    return _resnet18(shape[0], classes, lambda channels: nn.GroupNorm(2, channels))
+    return _resnet18(shape[0], classes, partial(nn.GroupNorm, 2))
 
 
 def _resnet18(channels: int, classes: int, norm: Callable[[int], nn.Module]) -> SplitNetwork:
@@ -300,22 +300,15 @@ def unet(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     return SplitNetwork(_UNet(shape[0]), nn.Conv2d(16, classes, 1))
 
 
-class Channels(nn.Module):
-    """Gives a signal of one channel its dimension of channels."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(b, time) or (b, channels, time) to (b, channels, time)."""
-        if x.ndim == 2:
-            return x.unsqueeze(1)
-        return x
-
-
 def cnn_signal(shape: tuple[int, ...], classes: int) -> SplitNetwork:
     """Three 1-D convolutions of 32, 64 and 64 with group normalisation, the mean over time; any
     length works.
     """
-    layers: list[nn.Module] = [Channels()]
-    channels = shape[0] if len(shape) == 2 else 1
+    channels = 1
+    layers: list[nn.Module] = [nn.Unflatten(1, (1, -1))]
+    if len(shape) == 2:
+        channels = shape[0]
+        layers = [nn.Identity()]
     for inputs, outputs, kernel in ((channels, 32, 7), (32, 64, 5), (64, 64, 3)):
         conv = nn.Conv1d(inputs, outputs, kernel, stride=2, padding=kernel // 2)
         layers += [conv, nn.GroupNorm(8, outputs), nn.ReLU()]

@@ -136,6 +136,9 @@ class Task(Checked, ABC):
     metrics: ClassVar[tuple[Metric, ...]]
     """All metrics; the first is the headline unless `metric` names another."""
 
+    counter: ClassVar[Any]
+    """What counts the answers: a class of `ekiden.core.tasks.counts`."""
+
     unit: ClassVar[int] = 1
     """The whole number that stands for 1 in `targets` in exact sums."""
 
@@ -224,10 +227,6 @@ class Task(Checked, ABC):
         )
 
     @abstractmethod
-    def counted(self, scores: "Scores") -> Any:
-        """Return what metrics follow from; see `ekiden.core.tasks.counts`."""
-
-    @abstractmethod
     def guess(self, outputs: int) -> float:
         """Return the loss of guessing."""
 
@@ -304,7 +303,7 @@ class Scores:
     @cached_property
     def counts(self) -> Any:
         """What metrics follow from; see `ekiden.core.tasks.counts`."""
-        return self.task.counted(self)
+        return self.task.counter.of(self)
 
     def at(self, rows: Tensor | None) -> "Scores":
         """Return the scores of the samples in `rows`; without `rows`, of all."""
@@ -455,12 +454,12 @@ def _own_metric_of(metric: str | Metric) -> Metric | None:
     if not outside.is_file(metric):
         return None
     found = outside.load(metric)
-    if not isinstance(found, Metric) and not callable(found):
+    if isinstance(found, Metric):
+        return found
+    if not callable(found):
         raise UserError(
             f"{metric} is not a metric: give a function (answers, labels) -> number, or a Metric"
         )
-    if isinstance(found, Metric):
-        return found
     return own_metric(found)
 
 

@@ -16,10 +16,9 @@ from ekiden.core.base.checks import CountOrZero, Positive
 from ekiden.core.base.constants import constant
 from ekiden.core.base.errors import UserError, row_text
 from ekiden.core.tasks import measures
-from ekiden.core.tasks.base import IGNORED, Metric, Need, Scores, Task, VectorTask, chosen
+from ekiden.core.tasks.base import IGNORED, Metric, Need, Task, VectorTask, chosen
 from ekiden.core.tasks.counts import (
     ClassCounts,
-    Counts,
     LabelCounts,
     NumberSums,
     PairCounts,
@@ -37,6 +36,7 @@ class Classification(VectorTask):
     kind: ClassVar[str] = "classification"
     offers: ClassVar[frozenset[Need]] = frozenset({"classes", "vectors"})
     metrics: ClassVar[tuple[Metric, ...]] = measures.OF_CLASSES
+    counter = ClassCounts
 
     # factor of the loss of each class (K,) in training; empty if all count alike. Measured losses
     # have no weights.
@@ -68,9 +68,6 @@ class Classification(VectorTask):
         if full:
             return outputs.softmax(1)
         return outputs.argmax(1)
-
-    def counted(self, scores: Scores) -> Counts:
-        return ClassCounts.of(scores)
 
     def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
         return chosen(answers, y) == y
@@ -123,6 +120,7 @@ class MultiLabel(VectorTask):
     kind: ClassVar[str] = "multi-label"
     offers: ClassVar[frozenset[Need]] = frozenset({"vectors"})
     metrics: ClassVar[tuple[Metric, ...]] = measures.OF_LABELS
+    counter = LabelCounts
 
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
         if y.ndim != 2 or len(y) != n or y.is_complex() or not ((y == 0) | (y == 1)).all():
@@ -140,9 +138,6 @@ class MultiLabel(VectorTask):
 
     def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
         return outputs.sigmoid()
-
-    def counted(self, scores: Scores) -> Counts:
-        return LabelCounts.of(scores)
 
     def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
         return ((answers >= 0.5) == (y > 0.5)).float().mean(1)
@@ -221,6 +216,7 @@ class Regression(ScaledTask):
     kind: ClassVar[str] = "regression"
     offers: ClassVar[frozenset[Need]] = frozenset({"vectors"})
     metrics: ClassVar[tuple[Metric, ...]] = measures.OF_NUMBERS
+    counter = NumberSums
     unit: ClassVar[int] = 4096
 
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
@@ -260,9 +256,6 @@ class Regression(ScaledTask):
         """Return the targets."""
         return _as_rows(y).double()
 
-    def counted(self, scores: Scores) -> Counts:
-        return NumberSums.of(scores)
-
     def strata(self, y: Tensor) -> Tensor:
         """Return the decile of the first target, as if it were normal."""
         first = self.standardised(y)[:, 0].contiguous()
@@ -296,6 +289,7 @@ class Survival(ScaledTask):
     kind: ClassVar[str] = "survival"
     offers: ClassVar[frozenset[Need]] = frozenset()
     metrics: ClassVar[tuple[Metric, ...]] = measures.OF_TIMES
+    counter = PairCounts
 
     def labels(self, y: Tensor, n: int, what: str) -> Tensor:
         if y.shape != (n, 2) or y.is_complex():
@@ -335,9 +329,6 @@ class Survival(ScaledTask):
         """Return the times."""
         return y[:, :1].double()
 
-    def counted(self, scores: Scores) -> Counts:
-        return PairCounts.of(scores)
-
     def strata(self, y: Tensor) -> Tensor:
         """Return the events."""
         return y[:, 1].long()
@@ -350,6 +341,7 @@ class PlacesTask(Task):
     """
 
     offers: ClassVar[frozenset[Need]] = frozenset()
+    counter = PlaceCounts
 
     @abstractmethod
     def wanted(self, y: Tensor) -> Tensor:
@@ -371,9 +363,6 @@ class PlacesTask(Task):
 
     def answers(self, outputs: Tensor, *, full: bool) -> Tensor:
         return self.logits(outputs).argmax(1)
-
-    def counted(self, scores: Scores) -> Counts:
-        return PlaceCounts.of(scores)
 
     def right(self, answers: Tensor, y: Tensor) -> Tensor | None:
         return measures.share_right(answers, self.wanted(y))

@@ -3,6 +3,7 @@ silos.
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import exp, inf, nan
 from typing import Any
 
@@ -16,7 +17,7 @@ from ekiden.core.tasks.ranked import Floats
 
 
 def share_right(answers: Tensor, y: Tensor) -> Tensor:
-    """Return the share of right answers among the labels of each sample that count, (n,)."""
+    """Return the share of right answers among the labels of each sample that count, (n)."""
     answers = F.pad(answers, (0, y.shape[-1] - answers.shape[-1]), value=-1)
     counts = (y != IGNORED).flatten(1)
     right = (answers == y).flatten(1) & counts
@@ -140,19 +141,6 @@ def perplexity(c: Counts) -> float:
     return inf
 
 
-class Mean:
-    """The mean over classes, labels or targets; a class, so that it can be sent to other
-    processes.
-    """
-
-    def __init__(self, each: Callable[[Any], Floats]) -> None:
-        self.each = each
-
-    def __call__(self, c: Counts) -> float:
-        """Return the mean of the values that are defined."""
-        return mean(self.each(c))
-
-
 def mean(values: Any) -> float:
     """Return the mean of the values that are defined."""
     known = np.asarray(values, dtype=float)
@@ -162,36 +150,49 @@ def mean(values: Any) -> float:
     return nan
 
 
+def mean_of(each: Callable[[Any], Floats], c: Counts) -> float:
+    """Return the mean over classes, labels or targets."""
+    return mean(each(c))
+
+
+def averaged(name: str, each: Callable[[Any], Floats], **how: Any) -> Metric:
+    """Return the metric that is a mean over classes, labels or targets, and has a value for each of
+    them; `how` are fields of `Metric`.
+    """
+    # not a function of its own: a metric is sent to other processes
+    return Metric(name, partial(mean_of, each), each=each, **how)
+
+
 OF_CLASSES = (
     Metric("accuracy", accuracy, full=False, each=recall, divides=True),
-    Metric("balanced_accuracy", Mean(recall), full=False),
-    Metric("macro_f1", Mean(f1), full=False, each=f1),
-    Metric("auroc", Mean(auroc), each=auroc, divides=True),
+    Metric("balanced_accuracy", partial(mean_of, recall), full=False),
+    averaged("macro_f1", f1, full=False),
+    averaged("auroc", auroc, divides=True),
     Metric("average_precision", precision_of_second, each=precision),
     Metric("calibration_error", calibration_error, higher=False, divides=True),
     Metric("brier", brier, higher=False, share=False, divides=True, most=inf),
 )
 OF_LABELS = (
-    Metric("auroc", Mean(auroc), each=auroc, divides=True),
-    Metric("average_precision", Mean(precision), each=precision),
-    Metric("macro_f1", Mean(f1), each=f1),
+    averaged("auroc", auroc, divides=True),
+    averaged("average_precision", precision),
+    averaged("macro_f1", f1),
     Metric("accuracy", accuracy, each=label_accuracy, divides=True),
-    Metric("balanced_accuracy", Mean(label_recall), each=label_recall),
+    averaged("balanced_accuracy", label_recall),
     Metric("calibration_error", calibration_error, higher=False, divides=True),
     Metric("brier", brier, higher=False, share=False, divides=True, most=inf),
 )
 OF_NUMBERS = (
-    Metric("rmse", Mean(rmse), higher=False, share=False, each=rmse, most=inf),
-    Metric("mae", Mean(mae), higher=False, share=False, each=mae, divides=True, most=inf),
-    Metric("mse", Mean(mse), higher=False, share=False, each=mse, most=inf),
-    Metric("r2", Mean(r2), share=False, each=r2, divides=True, least=-inf),
+    averaged("rmse", rmse, higher=False, share=False, most=inf),
+    averaged("mae", mae, higher=False, share=False, divides=True, most=inf),
+    averaged("mse", mse, higher=False, share=False, most=inf),
+    averaged("r2", r2, share=False, divides=True, least=-inf),
 )
 OF_TIMES = (Metric("c_index", c_index, divides=True),)
 OF_PIXELS = (
-    Metric("miou", Mean(iou), each=iou, divides=True),
-    Metric("dice", Mean(f1), each=f1, divides=True),
+    averaged("miou", iou, divides=True),
+    averaged("dice", f1, divides=True),
     Metric("accuracy", accuracy, each=recall, divides=True),
-    Metric("balanced_accuracy", Mean(recall)),
+    Metric("balanced_accuracy", partial(mean_of, recall)),
 )
 OF_TOKENS = (
     Metric("perplexity", perplexity, higher=False, share=False, most=inf),
