@@ -181,8 +181,17 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
     if test is None:
         sides = _sides(holdings, pieces, task, whole=asked.whole)
     train, held, inputs, task = _encoded(sides, asked, outputs, task)
-    how: dict[str, Any] = {"task": task, "inputs": inputs, "groups": groups}
-    made = Dataset(asked.name, train, held, outputs, domains, named=bool(asked.classes), **how)
+    made = Dataset(
+        asked.name,
+        train,
+        held,
+        outputs,
+        domains,
+        named=bool(asked.classes),
+        task=task,
+        inputs=inputs,
+        groups=groups,
+    )
     if like is not None:
         return replace(made, mean=like.mean, std=like.std)
     if asked.doubt and train is not held:

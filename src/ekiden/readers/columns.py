@@ -169,12 +169,11 @@ class Reading(Checked):
         ]
         for name, value in told.items():
             own = getattr(self, name)
-            several = name in ("feature_columns", "categorical_columns")
-            if (
-                own
-                and name != "missing"
-                and (not set(own) <= set(value) if several else own != value)
-            ):
+            differs = own and own != value
+            if name in ("feature_columns", "categorical_columns"):
+                differs = not set(own) <= set(value)
+            # marks of both count
+            if differs and name != "missing":
                 flag = name.replace("_", "-")
                 given = list(own) if isinstance(own, tuple) else own
                 raise UserError(

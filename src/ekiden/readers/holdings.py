@@ -57,10 +57,8 @@ def find(path: Path) -> list[Path]:
     there = {part.name.lower(): part for part in sorted(path.iterdir())}
     for suffix in (*READABLE, ""):
         train, test = f"train{suffix}", f"test{suffix}"
-        if train in there and test in there:
-            return [there[train], there[test]]
         if train in there:
-            return [there[train]]
+            return [there[part] for part in (train, test) if part in there]
     return [path]
 
 

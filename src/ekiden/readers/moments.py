@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from itertools import chain
@@ -142,18 +143,16 @@ class ColumnSums:
     @staticmethod
     def from_json(text: str, where: str) -> "ColumnSums":
         """Return the sums in a text."""
-        try:
+        with suppress(ValueError, AttributeError, RecursionError, UserError):
             values = json.loads(text)
             if values.get("followed"):
                 values["followed"] = made(Followed, values["followed"])
             found = made(ColumnSums, values)
-        except (ValueError, AttributeError, RecursionError, UserError):
-            found = None
-        if found is None or not found._agrees():
-            raise UserError(
-                f"{where} holds no sums of a table: make them with `ekiden silo sums silo.toml`"
-            )
-        return found
+            if found._agrees():
+                return found
+        raise UserError(
+            f"{where} holds no sums of a table: make them with `ekiden silo sums silo.toml`"
+        )
 
     def _agrees(self) -> bool:
         """Return whether the columns go together, and names are such."""

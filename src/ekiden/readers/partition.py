@@ -555,13 +555,14 @@ def split(
     # one for each client
     if owners:
         made = replace(made, among=partial(_of_owners, dataset, seed, val_fraction))
-    how = {
-        "partition": str(partition),
-        "clients": None if owners else clients,
-        "seed": seed,
-        "val_fraction": val_fraction,
-    }
-    return coming_from(made, dataset.origin if isinstance(partition, _SPELLED) else None, **how)
+    return coming_from(
+        made,
+        dataset.origin if isinstance(partition, _SPELLED) else None,
+        partition=str(partition),
+        clients=None if owners else clients,
+        seed=seed,
+        val_fraction=val_fraction,
+    )
 
 
 def _whole(dataset: Any, partition: Any) -> Dataset:

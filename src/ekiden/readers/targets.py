@@ -333,19 +333,16 @@ def _numbered(parts: Sequence[_Labels]) -> tuple[str, ...]:
 
 def _placed(part: _Labels, order: tuple[str, ...], *, by_number: bool) -> Tensor:
     """Return labels as positions in the names of all."""
-    if (
-        by_number
-        and part.raw.positions
-        and part.numbered
-        and not (part.names and set(part.names) <= set(order))
-    ):
-        if (high := int(part.y.max())) >= len(order):
-            raise UserError(
-                f"label {high} has no name among the {len(order)} classes ({part.first(high)}): "
-                "name them all, or give no names"
-            )
-        return part.y
-    return part.placed(order)
+    known = part.names and set(part.names) <= set(order)
+    numbers = part.raw.positions and part.numbered
+    if known or not numbers or not by_number:
+        return part.placed(order)
+    if (high := int(part.y.max())) >= len(order):
+        raise UserError(
+            f"label {high} has no name among the {len(order)} classes ({part.first(high)}): "
+            "name them all, or give no names"
+        )
+    return part.y
 
 
 def with_labels_of(dataset: Dataset, task: str) -> Dataset:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +45,12 @@ class Arrays(Inputs):
         cls, sides: Sequence[Sequence[Raw]], wanted: Encoding
     ) -> tuple[list[Tensor], Inputs | None]:
         """Put arrays together. Their type says whether they are images, tokens or other numbers."""
-        parts = [[torch.as_tensor(raw.images) for raw in side] for side in sides]
-        found: dict[str, Tensor] = {}
-        for raw, x in zip(chain(*sides), chain(*parts), strict=True):
-            # the training part comes first
-            found.setdefault(raw.source, x)
+        parts, found = list[list[Tensor]](), dict[str, Tensor]()
+        for side in sides:
+            parts.append([torch.as_tensor(raw.images) for raw in side])
+            for raw, x in zip(side, parts[-1], strict=True):
+                # the training part comes first
+                found.setdefault(raw.source, x)
         _say_range(found)
         return joined(sides, parts), None
 

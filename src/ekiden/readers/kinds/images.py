@@ -304,6 +304,7 @@ def decode(
             "PIL.ImageFile.LOAD_TRUNCATED_IMAGES to False"
         )
     images = images.for_shape(shape)
+    raws = [*chain(*sides)]
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         each = [[*chain.from_iterable(map(_items, side))] for side in sides]
         items = list(chain(*each))
@@ -330,10 +331,10 @@ def decode(
         # these places come first
         silos = _by_silo(each[0])
         told.silos += _lines_on_silos(silos, looks, levels, channels, images)
-        named = any(raw.subject is not None for raw, _ in items)
+        named = any(raw.subject is not None for raw in raws)
         told.silos += _patients(looks, named=named)
     if notes is None:
-        told.warn(_first([*dict.fromkeys(raw.source for raw in chain(*sides))]))
+        told.warn(_first([*dict.fromkeys(raw.source for raw in raws)]))
     return out
 
 
@@ -356,10 +357,13 @@ def _patients(looks: Sequence[Look], *, named: bool) -> Iterator[str]:
 
 
 def _channels(images: Images, looks: Sequence[Look], shape: tuple[int, ...]) -> int:
-    if images.colour == "auto" and len(shape) == 3 and shape[0] in (1, 3):
+    if images.colour == "rgb":
+        return 3
+    if images.colour == "grey":
+        return 1
+    if len(shape) == 3 and shape[0] in (1, 3):
         return shape[0]
-    coloured = images.colour == "auto" and any(seen.colour for seen in looks)
-    if coloured or images.colour == "rgb":
+    if any(seen.colour for seen in looks):
         return 3
     return 1
 

@@ -86,7 +86,7 @@ class Tokens(Inputs):
                     "it back"
                 )
             each = _ask(self.tokenizer, texts, self.length)["texts"]
-        longest = max(1, *map(len, each)) if each else 1
+        longest = max([1, *map(len, each)])
         out = np.full((len(each), longest), self.pad, dtype=np.int64)
         for row, ids in enumerate(each):
             out[row, : len(ids)] = ids
@@ -106,7 +106,9 @@ class Tokens(Inputs):
         """Make tokens of texts, padded to one length."""
         reading = wanted.reading
         made = wanted.known or tokens_for(reading.tokenizer or "words", reading.text_length)
-        parts = [made.encode(chain(*(raw.images for raw in side))) for side in sides]
+        parts = list[Tensor]()
+        for side in sides:
+            parts.append(made.encode(chain.from_iterable(raw.images for raw in side)))
         lengths = torch.cat([*map(made.lengths, parts)])
         if (cut := int((lengths >= made.length).sum())) > _CUT * len(lengths):
             tell(
@@ -134,7 +136,7 @@ class Tokens(Inputs):
         return [text or "" for text in table.column(0).to_pylist()]
 
     def takes(self, shape: Sequence[int]) -> str:
-        name = self.tokenizer if self.tokenizer == "words" else Path(self.tokenizer).name
+        name = Path(self.tokenizer).name
         return f"texts of up to {self.length} tokens (tokenizer: {name})."
 
     def terms(self) -> Inputs:
