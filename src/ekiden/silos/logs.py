@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
 Format = Literal["text", "json"]
@@ -17,6 +18,17 @@ _LEVEL = re.compile(r"(?:\S+Z )?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[ :]*(?:\[\
 OURS = "ekiden: "
 # beginning of the line in the log of a run's ServerApp that says why the run ended early
 ENDED = "ekiden ended: "
+
+
+def numbers_in(file: Path) -> dict[str, float]:
+    """Return the numbers, by name, that a process keeps in a file; none if it is not there, or is
+    damaged.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {str(name): float(value) for name, value in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 @dataclass(frozen=True)

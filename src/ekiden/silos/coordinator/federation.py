@@ -16,6 +16,7 @@ from typing import Annotated, Literal, TypeAlias
 from ekiden.core.base.checks import Checked, Range, made, plain, reading
 from ekiden.core.base.errors import UserError, unknown
 from ekiden.core.base.files import read_text, write
+from ekiden.silos.logs import numbers_in
 from ekiden.silos.silo import silo_file
 from ekiden.silos.silo.levels import Level
 from ekiden.silos.trust import keys
@@ -128,12 +129,10 @@ def named_keys(files: Sequence[Path]) -> dict[str, str]:
         name = file.name.removesuffix(".pub").removesuffix(".key")
         if name in found:
             raise UserError(f"two keys are of {name!r}: give each silo its own name")
-        found[name] = keys.read_public(file, "`ekiden silo init` makes it at the silo")
-    for name, key in found.items():
-        if twin := next(
-            (other for other in found if other != name and keys.same(found[other], key)), ""
-        ):
-            raise UserError(f"{name} and {twin} have the same key: each silo makes its own")
+        key = keys.read_public(file, "`ekiden silo init` makes it at the silo")
+        if twin := next((other for other, known in found.items() if keys.same(known, key)), ""):
+            raise UserError(f"{twin} and {name} have the same key: each silo makes its own")
+        found[name] = key
     return found
 
 
@@ -193,7 +192,8 @@ class SiloStatus:
 
 def status(federation: Federation) -> list[SiloStatus]:
     """Return which silos are connected."""
-    seen, found = _seen(federation), []
+    # what the SuperLink wrote a few seconds ago; nothing if it never ran
+    seen, found = numbers_in(federation.folder / SEEN), []
     for name, public in read_roster(federation.folder / ROSTER).key_of.items():
         ago = round(time.time() - seen[name], 1) if name in seen else None
         state: State = "away"
@@ -203,15 +203,6 @@ def status(federation: Federation) -> list[SiloStatus]:
             state = "connected"
         found.append(SiloStatus(name, keys.fingerprint(public), state, ago))
     return found
-
-
-def _seen(federation: Federation) -> dict[str, float]:
-    """Return what the SuperLink wrote a few seconds ago; nothing if it never ran."""
-    try:
-        found = json.loads((federation.folder / SEEN).read_text(encoding="utf-8"))
-        return {str(name): float(value) for name, value in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
 
 
 def _changed(

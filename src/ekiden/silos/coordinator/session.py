@@ -379,16 +379,6 @@ def _spelled(one: tuple[str, ...], other: tuple[str, ...]) -> str:
     return ""
 
 
-def check_reading(plan: RemotePlan[Method], agreed: Agreement, setup: Setup) -> None:
-    """Refuse to measure intermediate models that only silos may read."""
-    if not plan.recipe.evaluate_every or outline(setup, agreed.clients) is None:
-        return
-    raise UserError(
-        f"--evaluate-every shows the coordinator models that only silos read in {agreed.method}: "
-        "leave it out"
-    )
-
-
 def run(
     plan: RemotePlan[Method],
     nodes: Nodes,
@@ -420,7 +410,12 @@ def run(
     setup = agreed.coordinators_setup()
     # the server computes the same bits on any machine
     torch.set_num_threads(1)
-    check_reading(plan, agreed, setup)
+    # what the method asks for is known beforehand if only silos read models on the way
+    if plan.recipe.evaluate_every and outline(setup, agreed.clients) is not None:
+        raise UserError(
+            "--evaluate-every shows the coordinator models that only silos read in "
+            f"{agreed.method}: leave it out"
+        )
     plan.recipe.method.check_network(
         Size.of(Network(setup.build()), setup.dataset.shape, setup.dataset.task)
     )
@@ -516,7 +511,6 @@ def config_of(agreed: Agreement, setup: Setup, samples: Mapping[str, list[int]])
     Patience, and what is done about a missing silo, are the coordinator's own.
     """
     recipe = agreed.recipe
-    plan = {name: getattr(agreed, name) for name in ("data", "evaluate_dp")}
     return {
         "on": "flower",
         "run": agreed.run,
@@ -529,7 +523,12 @@ def config_of(agreed: Agreement, setup: Setup, samples: Mapping[str, list[int]])
         **setup.told({name: counts[0] for name, counts in samples.items() if counts}),
         # digests of the model alone: the data are the silos' own
         **describe_model(setup),
-        "remote_plan": {**plan, "clients": ",".join(agreed.clients), "revises": agreed.revises},
+        "remote_plan": {
+            "data": agreed.data,
+            "evaluate_dp": agreed.evaluate_dp,
+            "clients": ",".join(agreed.clients),
+            "revises": agreed.revises,
+        },
     }
 
 

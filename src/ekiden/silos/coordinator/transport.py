@@ -4,7 +4,7 @@ what silos report.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ekiden.clinic.noisy import Exact
@@ -44,24 +44,6 @@ def report_in(body: memoryview, client: str, rows: int, told: Exact) -> Reported
     if found.shown is None and found.masked is None:
         raise unusable(client, "report of its tests", "it is empty")
     return found
-
-
-def check_tally(
-    agreed: Agreement,
-    client: str,
-    line: str,
-    step: int,
-    results: int,
-    digests: tuple[str, ...],
-    body: bytes,
-) -> None:
-    """Refuse what is not a silo's account of what it measured, for the chain of custody."""
-    found = custody.opened(line, agreed.silos)
-    place = (agreed.run, agreed.digest, client, step, found.data)
-    if found != Tally(*place, results, digests, custody.text_of(body)):
-        raise UserError(
-            f"silo {client} gives no account of what it measured that its key signed: refused"
-        )
 
 
 def unusable(client: str, what: str, why: str) -> UserError:
@@ -127,7 +109,12 @@ class Remote(Transport):
         ] = {}  # place of the private state before each task of this step
         # what silos signed about the values that are needed, and the record as it came
         self._accounts: dict[Ref[Any], tuple[Hop, str]] = {}
-        self._plan_without = lru_cache(1)(partial(_planned, setup, agreed.clients))
+
+        @lru_cache(1)
+        def plan_without(absent: frozenset[parcel.Absence]) -> Outline | None:
+            return outline(setup, agreed.clients, None, lambda *place: place in absent)
+
+        self._plan_without = plan_without
         self._full = self._plan_without(frozenset())
 
     def submit(self, request: Request) -> None:
@@ -158,8 +145,15 @@ class Remote(Transport):
             parcel.ParcelPart(r.owner, r.key, len(v), lock)
             for r, (lock, v) in zip(foreign, values, strict=True)
         )
-        place = {"step": request.step, "call": request.call, "task": request.task}
-        ask = self._ask("task", request.client, **place, parts=parts, members=members)
+        ask = self._ask(
+            "task",
+            request.client,
+            step=request.step,
+            call=request.call,
+            task=request.task,
+            parts=parts,
+            members=members,
+        )
         arguments, locks = self._sealer.seal(
             Encoded.of(wire.encode(request.args)), parcel.arguments_key(ask), (reader,)
         )
@@ -306,40 +300,47 @@ class Remote(Transport):
         data, locks = self._sealer.seal(
             Encoded.of(wire.encode(list(models))), "models", tuple(readers.values())
         )
-        messages: dict[str, Message] = {}
+        messages = list[Message]()
         for client, lock in zip(readers, locks, strict=True):
-            changes = {"step": self._step, "lock": lock, "records": self._vouched()}
-            about = {"results": results, "members": members}
-            messages[client] = self._courier.send(
-                client, self._ask("evaluate", client, **about, **changes), (data,)
+            ask = self._ask(
+                "evaluate",
+                client,
+                step=self._step,
+                lock=lock,
+                records=self._vouched(),
+                results=results,
+                members=members,
             )
+            messages.append(self._courier.send(client, ask, (data,)))
         digests = tuple(custody.digest(wire.chunks(model)) for model in models)
         found = {}
-        for client, message in messages.items():
-            reported = self._reported(message, len(models), results, digests, told)
+        for message in messages:
+            reported = self._reported(message, results, digests, told)
             if reported is not None:
-                found[client] = reported
+                found[message.client] = reported
         shown = {client: one.shown for client, one in found.items() if one.shown is not None}
         return total_of(found, len(members)), shown
 
     def _reported(
-        self,
-        message: Message,
-        models: int,
-        results: int,
-        digests: tuple[str, ...],
-        told: Exact,
+        self, message: Message, results: int, digests: tuple[str, ...], told: Exact
     ) -> Reported | None:
+        """Return what a silo reported about models, of which it gives a signed account; None if it
+        may be skipped, and does not answer.
+        """
+        client, agreed = message.client, self._agreed
         try:
             answer, body = self._courier.wait(message)
         except ClientMissing:
-            if not self._agreed.skips:
+            if not agreed.skips:
                 raise
             return None
-        client = message.client
-        found = report_in(body, client, rows(self._agreed, models), told)
-        given = (self._step, results, digests, bytes(body))
-        check_tally(self._agreed, client, answer.record, *given)
+        found = report_in(body, client, rows(agreed, len(digests)), told)
+        signed = custody.opened(answer.record, agreed.silos)
+        place = (agreed.run, agreed.digest, client, self._step, signed.data)
+        if signed != Tally(*place, results, digests, custody.text_of(bytes(body))):
+            raise UserError(
+                f"silo {client} gives no account of what it measured that its key signed: refused"
+            )
         self._note(answer.record)
         return found
 
@@ -468,8 +469,9 @@ class Remote(Transport):
             raise UserError(
                 f"{missing} (a sum under masks opens only with the parts of all its silos)"
             )
-        last = (client, self._step)
-        if self._agreed.skips and self._full and last in map(_made, self._full.result):
+        last = (client, str(self._step))
+        plan = self._agreed.skips and self._full
+        if plan and last in ((one.owner, one.key.partition("-")[0]) for one in plan.result):
             raise UserError(
                 f"{client} has the last hop, whose model alone the server may read: it cannot be "
                 "skipped. Start it, then `ekiden resume`"
@@ -488,17 +490,6 @@ class Remote(Transport):
     def _network(self) -> Network:
         """The network that the silos' models must fit."""
         return Network(self._setup.build())
-
-
-def _planned(
-    setup: Setup, clients: Sequence[str], absent: frozenset[parcel.Absence]
-) -> Outline | None:
-    return outline(setup, clients, None, lambda *place: place in absent)
-
-
-def _made(ref: Ref[Any]) -> tuple[str, int]:
-    """Return by which client and in which step a value was made."""
-    return ref.owner, int(ref.key.split("-", 1)[0])
 
 
 @dataclass(frozen=True)

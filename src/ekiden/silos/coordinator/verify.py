@@ -213,14 +213,8 @@ def _incomplete(
             yield f"{tally.client} did not measure the models that {first.client} measured after step {step}"
         elif result is not None and about != (result.digests, result.results):
             yield f"the models in the folder are not those that {tally.client} measured after step {step}"
-        elif not _fits(tally, len(terms.clients)):
+        elif not custody.is_number_of_models(len(tally.models), tally.results, len(terms.clients)):
             yield f"{tally.client} measured another number of models after step {step} than the run has"
-
-
-def _fits(tally: Tally, clients: int) -> bool:
-    """Return whether a tally can be from a run over this number of clients."""
-    personal = len(tally.models) - tally.results
-    return tally.results in (0, 1) and personal in (0, clients) and bool(tally.models)
 
 
 def _measured(

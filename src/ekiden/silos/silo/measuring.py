@@ -66,8 +66,8 @@ class Measurement:
 
 def check_numbers(m: Measurement) -> None:
     """Refuse another number of models than a run has: the report would not fit."""
-    clients, results = len(m.run.terms.clients), m.ask.results
-    if results not in (0, 1) or len(m.models) - results not in (0, clients) or not m.models:
+    clients = len(m.run.terms.clients)
+    if not custody.is_number_of_models(len(m.models), m.ask.results, clients):
         raise UserError(f"{len(m.models)} models to measure in a run of {clients} silos: refused")
 
 

@@ -21,6 +21,7 @@ from ekiden.core.engine.setup import check_model, resolved_hardware
 from ekiden.core.engine.worker import Worker
 from ekiden.core.training.frozen import Copies
 from ekiden.core.training.network import blank
+from ekiden.silos.logs import numbers_in
 from ekiden.silos.silo import policy, told
 from ekiden.silos.silo.silo_file import Held, SiloFile
 from ekiden.silos.trust import custody, keys, sealing
@@ -57,7 +58,8 @@ def log_request(folder: Path, line: str, run: str = "") -> None:
             peer, most, who = today, _STRANGERS, "requests of no run today"
             if run:
                 peer, most, who = run, _RUN, f"run {run}"
-            written = _log_sizes(folder)
+            # bytes that each run, and strangers today, have written
+            written = numbers_in(folder / _SIZES)
             size = written.get(peer, 0) + len(safe.encode()) + 1
             if size > most:
                 if written.get(peer, 0) > most:
@@ -84,15 +86,6 @@ def last_lines(folder: Path, most: int = 200) -> list[str]:
     except FileNotFoundError:
         return []
     return lines[-most:]
-
-
-def _log_sizes(folder: Path) -> dict[str, int]:
-    """Return how many bytes each run, and strangers today, have written."""
-    try:
-        found = json.loads((folder / _SIZES).read_text(encoding="utf-8"))
-        return {str(name): int(size) for name, size in found.items()}
-    except (OSError, ValueError, AttributeError, TypeError):
-        return {}
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,10 @@ from ekiden.core.base.files import (
 )
 from ekiden.core.engine import wire
 from ekiden.core.engine.wire import Encoded
-from ekiden.silos.trust.parcel import pack, unpack
+from ekiden.silos.trust.parcel import VALUE, pack, unpack
 
 Place = tuple[int, int]
 _NAME = re.compile(r"(outcome|private|request)-(\d+)-(\d+)(?:-(\w+))?\.parcel")
-_KEY = re.compile(r"(\d{1,9})-(\d{1,9})-(\w{1,100})")
 _DAYS_KEPT = 30
 _DAY = 86400
 _DAYS = "days.json"
@@ -254,7 +253,7 @@ def _lost_if_damaged(path: Path) -> Iterator[None]:
 
 def _place(key: str) -> tuple[Place, str]:
     """Return where the value `key` was made, and by which task."""
-    match = _KEY.fullmatch(key)
+    match = VALUE.fullmatch(key)
     if match is None:
         raise UserError(f"value {key[:80]!r} is not here: no value has such a name")
     return (int(match[1]), int(match[2])), match[3]

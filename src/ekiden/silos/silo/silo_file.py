@@ -481,7 +481,11 @@ class SiloFile:
                     whole=bool(data.part),
                     **how,
                 )
-        return _of_one_length(found) if found.inputs.ragged else found
+        if found.inputs.ragged:
+            # padded to the largest length, so that the samples of all silos have one shape
+            train, test = _padded(found.train, found), _padded(found.test, found)
+            found = replace(found, train=train, test=test)
+        return found
 
     def _queried(self) -> Path:
         """Return a file with the rows of the query, in the silo's folder, which is private."""
@@ -606,22 +610,10 @@ def _allowed(values: Any) -> tuple[Allow, dict[str, date]]:
     return found, ruled
 
 
-def _of_one_length(dataset: Dataset) -> Dataset:
-    """Return the texts padded to the largest length, so that the samples of all silos have one
-    shape.
-    """
-    train, test = (_longer(samples, dataset) for samples in (dataset.train, dataset.test))
-    return replace(dataset, train=train, test=test)
-
-
-def _longer(samples: Samples, dataset: Dataset) -> Samples:
-    x = dataset.inputs.padded(samples.x)
-    more = (0, x.shape[1] - samples.x.shape[1])
-    y = (
-        F.pad(samples.y, more, value=IGNORED)
-        if isinstance(dataset.task, LanguageModelling)
-        else samples.y
-    )
+def _padded(samples: Samples, dataset: Dataset) -> Samples:
+    x, y = dataset.inputs.padded(samples.x), samples.y
+    if isinstance(dataset.task, LanguageModelling):
+        y = F.pad(y, (0, x.shape[1] - samples.x.shape[1]), value=IGNORED)
     return replace(samples, x=x, y=y)
 
 
@@ -695,13 +687,17 @@ def join(file: SiloFile, roster: Roster, replace: Collection[str] = ()) -> list[
         if name != file.name
     }
     wanted[certificate] = roster.certificate
+    new = {}
     for path, text in wanted.items():
         name = CERTIFICATE if path == certificate else path.stem
-        if path.exists() and read_text(path).split() != text.split() and name not in replace:
+        if path.exists() and read_text(path).split() == text.split():
+            continue
+        if path.exists() and name not in replace:
             raise UserError(
                 f"{path} has another key than the roster: ask its owner, by another way than the "
                 f"coordinator, and then give --replace {name}"
             )
+        new[path] = text
     peers.mkdir(parents=True, exist_ok=True)
     if known := {path.stem for path in peers.glob("*.pub")}:
         file.note_new({*roster.silos} - known - {file.name} | file.new_peers)
@@ -710,9 +706,7 @@ def join(file: SiloFile, roster: Roster, replace: Collection[str] = ()) -> list[
         if path not in wanted:
             path.unlink()
             told.append(f"{path.stem} left: its key is removed")
-    for path, text in wanted.items():
-        if path.exists() and read_text(path).split() == text.split():
-            continue
+    for path, text in new.items():
         write(path, [text.encode()])
         told.append(
             f"{path.stem} has the key {keys.fingerprint(text)}"

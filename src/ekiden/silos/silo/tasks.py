@@ -66,26 +66,26 @@ def gather(
 
     def fetch(ref: Ref[Any]) -> Any:
         if ref.owner == EVERYONE:
-            initial = initial_weights(worker.setup)
-            digest = custody.digest(wire.chunks(initial))
-            taken[Taken(ref.owner, ref.key, digest, wire.size(initial))] = None
-            own_models.append(initial)
-            return initial
-        _, kind = payload_types(method, ref.key.split("-", 2)[-1])
-        if ref.owner == silo:
-            if ref.key not in mine:
-                mine[ref.key] = kept(ref.key)
-            data, digest = mine[ref.key]
-        elif (name := (ref.owner, ref.key)) in contents.values:
-            data, digest = contents.values[name]
+            value = initial_weights(worker.setup)
+            digest = custody.digest(wire.chunks(value))
         else:
-            raise wire.WireError(f"message lacks the value {ref.key[:80]!r}: refused")
-        try:
-            value = wire.decode(data, kind)
-            check(value, worker.network, whole=False)
-        except wire.WireError as error:
-            raise wire.WireError(f"value {ref.key[:80]!r} of {ref.owner[:80]}: {error}") from None
-        own_models.extend(models_in(value) if ref.owner == silo else ())
+            if ref.owner == silo:
+                if ref.key not in mine:
+                    mine[ref.key] = kept(ref.key)
+                data, digest = mine[ref.key]
+            elif (name := (ref.owner, ref.key)) in contents.values:
+                data, digest = contents.values[name]
+            else:
+                raise wire.WireError(f"message lacks the value {ref.key[:80]!r}: refused")
+            _, kind = payload_types(method, ref.key.split("-", 2)[-1])
+            try:
+                value = wire.decode(data, kind)
+                check(value, worker.network, whole=False)
+            except wire.WireError as error:
+                place = f"value {ref.key[:80]!r} of {ref.owner[:80]}"
+                raise wire.WireError(f"{place}: {error}") from None
+        if ref.owner in (EVERYONE, silo):
+            own_models.extend(models_in(value))
         taken[Taken(ref.owner, ref.key, digest, wire.size(value))] = None
         return value
 

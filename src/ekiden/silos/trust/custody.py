@@ -114,6 +114,13 @@ class Tally(Entry):
         return f"what {self.client} measured after step {self.step}"
 
 
+def is_number_of_models(models: int, results: int, clients: int) -> bool:
+    """Return whether a run over so many clients can have these models to measure, of which the
+    first ones are its results and the others the clients' own.
+    """
+    return models > 0 and results in (0, 1) and models - results in (0, clients)
+
+
 # The names have the version of the entries: another version is another kind.
 _KINDS: dict[str, type[Entry]] = {"hop.v5": Hop, "tally.v5": Tally}
 

@@ -25,7 +25,8 @@ from ekiden.silos.trust.sealing import Lock, Party, Reader
 T = TypeVar("T")
 # a step, and a client that was missing in it
 Absence = tuple[int, str]
-_KEY = re.compile(r"\d{1,9}-\d{1,9}-\w{1,100}")
+# the name of a value: step, number of the task there, and the task
+VALUE = re.compile(r"(\d{1,9})-(\d{1,9})-(\w{1,100})")
 # the kind of request, and of what its answer signs
 HELLO = "hello"
 _LENGTH = 8
@@ -214,19 +215,16 @@ def opened(ask: Ask, body: memoryview, sealer: Party, absent: Collection[Absence
     """
     values: dict[tuple[str, str], Encoded] = {}
     offset = ask.length
-    if not 0 <= offset <= len(body):
-        raise wire.WireError("message shorter than it says: refused")
+    lengths = (offset, *(part.length for part in ask.parts))
+    if min(lengths) < 0 or sum(lengths) != len(body):
+        raise wire.WireError("message is not as long as it says: refused")
     for part in ask.parts:
-        if not 0 <= part.length <= len(body) - offset:
-            raise wire.WireError("message shorter than it says: refused")
         piece = body[offset : offset + part.length]
-        if not _KEY.fullmatch(part.key):
+        if not VALUE.fullmatch(part.key):
             raise wire.WireError(f"no value can be called {part.key[:80]!r}: refused")
         name = value_key(part.key, absent)
         values[part.owner, part.key] = sealer.open(piece, part.lock, part.owner, name, ask.step)
         offset += part.length
-    if offset != len(body):
-        raise wire.WireError("message longer than it says: refused")
     return Contents(
         sealer.open(body[: ask.length], ask.lock, SERVER, arguments_key(ask), ask.step), values
     )
