@@ -460,7 +460,7 @@ def _go(
             run_folder.append(custody.FILE, json.loads(record))
 
         courier = Courier(roll, patience, crossed, say)
-        return Remote(courier, setup, agreed, state, note, _void(folder), held, written)
+        return Remote(courier, setup, agreed, state, note, _void(folder), held, written or {})
 
     def told_of(row: Row) -> None:
         metric = agreed.labels.headline
@@ -599,7 +599,7 @@ def evaluate(
     torch.set_num_threads(1)
     signed: list[str] = []
     courier = Courier(roll, patience, lambda row: None, say)
-    remote = Remote(courier, setup, agreed, setup.method.start(), signed.append)
+    remote = Remote(courier, setup, agreed, setup.method.start(), signed.append, {}, {}, {})
     row = SiloTests(remote, agreed)(model, [], last=True)
     if not row:
         raise UserError(

@@ -2,7 +2,7 @@
 what silos report.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -26,7 +26,16 @@ from ekiden.silos.silo.shelf import is_place
 from ekiden.silos.trust import custody, parcel, sealing
 from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.custody import Hop, Tally
-from ekiden.silos.trust.report import Reported, SiloReport, fits, row_of, rows, telling, total_of
+from ekiden.silos.trust.report import (
+    Reported,
+    SiloReport,
+    fits,
+    row_of,
+    rows,
+    shown_of,
+    telling,
+    total_of,
+)
 from ekiden.silos.trust.sealing import Lock, Party, Reader
 
 # a value for a reader in a step; 0 for the server
@@ -62,10 +71,10 @@ class Remote(Transport):
         setup: Setup,
         agreed: Agreement,
         state: State,
-        note: Say = lambda record: None,
-        void: Mapping[str, Iterable[int]] | None = None,
-        held: Mapping[str, int] | None = None,
-        written: Mapping[str, str] | None = None,
+        note: Say,
+        void: Mapping[str, set[int]],
+        held: Mapping[str, int],
+        written: Mapping[str, str],
     ) -> None:
         """Continue from `state`.
 
@@ -84,14 +93,14 @@ class Remote(Transport):
         self._setup = setup
         self._agreed = agreed
         self._note = note
-        self._held = held or {}
-        self._written = written or {}
+        self._held = held
+        self._written = written
         # of silos that did a task in this step
         self._states: dict[str, str] = {}
         private = sealing.new_private()
         self._key = sealing.public_of(private)
         self._sealer = Party(SERVER, agreed.run, agreed.digest, private, agreed.silos, None)
-        self._void = {client: set(steps) for client, steps in (void or {}).items()}
+        self._void = dict(void)
         self._running: dict[Ref[Any], Message] = {}
         self._last: dict[str, Ref[Any]] = {}
         # of sums under masks
@@ -318,8 +327,7 @@ class Remote(Transport):
             reported = self._reported(message, results, digests, told)
             if reported is not None:
                 found[message.client] = reported
-        shown = {client: one.shown for client, one in found.items() if one.shown is not None}
-        return total_of(found, len(members)), shown
+        return total_of(found, len(members)), shown_of(found)
 
     def _reported(
         self, message: Message, results: int, digests: tuple[str, ...], told: Exact

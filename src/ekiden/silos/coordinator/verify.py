@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,7 +34,7 @@ from ekiden.silos.trust import custody, keys
 from ekiden.silos.trust.agreement import AGREEMENT, Agreement
 from ekiden.silos.trust.custody import Entry, Hop, Tally
 from ekiden.silos.trust.parcel import said
-from ekiden.silos.trust.report import Reported, fits, row_of, telling, total_of
+from ekiden.silos.trust.report import Reported, fits, row_of, shown_of, telling, total_of
 from ekiden.silos.trust.report import rows as rows_of
 
 # largest relative difference at which sums of the same numbers on two machines count as equal
@@ -137,9 +137,9 @@ def check_metrics(
     that silos do all computation.
     """
     expected = list[Mapping[str, Any]]()
-    lacking: Mapping[str, Any] = {}
-    for step, told in zip(range(1, steps + 1), chain(rows, repeat(lacking)), strict=False):
-        row = told
+    told = dict(enumerate(rows, 1))
+    for step in range(1, steps + 1):
+        row = told.get(step, {})
         last = result if step == steps else None
         tallies = {t.client: t for t in signed.tallies if t.step == step}
         problems = [*_incomplete(tallies, signed.terms, step, last)]
@@ -237,7 +237,7 @@ def _measured(
     told = telling(terms, len(first.models), last=last)
     number = rows_of(terms, len(first.models))
     reports = {name: _report(tallies[name]) for name in terms.clients if name in tallies}
-    shown = {name: one.shown for name, one in reports.items() if one.shown is not None}
+    shown = shown_of(reports)
     total = total_of(reports, len(reports))
     if total is None or not all(fits(one, told, number) for one in (total, *shown.values())):
         raise UserError("the reports of the silos give no sum")
@@ -506,7 +506,7 @@ def _entries(folder: Path, agreed: Agreement) -> tuple[list[Hop], list[Tally], l
     """Return what silos signed about tasks and measurements of a run, in order of steps, and lines
     about what they did not sign, or for another run.
     """
-    entries: dict[tuple[type[Entry], str, int, int], Entry] = {}
+    entries: dict[tuple[int, int, str, str], Entry] = {}
     wrong = []
     for number, row in enumerate(read_lines(folder / custody.FILE), 1):
         try:
@@ -516,15 +516,18 @@ def _entries(folder: Path, agreed: Agreement) -> tuple[list[Hop], list[Tally], l
             continue
         if (entry.run, entry.terms) != (agreed.run, agreed.digest):
             wrong.append(f"{entry}: is of another run, or of other terms")
-        call = entry.call if isinstance(entry, Hop) else 0
-        place = (type(entry), entry.client, entry.step, call)
+        place = (entry.step, getattr(entry, "call", 0), entry.client, type(entry).__name__)
         if place in entries:
             wrong.append(f"{entry}: is there twice")
         entries[place] = entry
-    hops = [one for one in entries.values() if isinstance(one, Hop)]
-    tallies = [one for one in entries.values() if isinstance(one, Tally)]
-    hops.sort(key=lambda hop: (hop.step, hop.call, hop.client))
-    return hops, sorted(tallies, key=lambda one: (one.step, one.client)), wrong
+    hops, tallies = list[Hop](), list[Tally]()
+    for place in sorted(entries):
+        match entries[place]:
+            case Hop() as hop:
+                hops.append(hop)
+            case Tally() as tally:
+                tallies.append(tally)
+    return hops, tallies, wrong
 
 
 def _other_keys(agreed: Agreement, trusted: Mapping[str, str] | None) -> Iterator[str]:

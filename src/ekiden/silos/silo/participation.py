@@ -79,13 +79,13 @@ def log_request(folder: Path, line: str, run: str = "") -> None:
         log.warning("cannot write %s: %s", file, error.strerror)
 
 
-def last_lines(folder: Path, most: int = 200) -> list[str]:
+def last_lines(folder: Path) -> list[str]:
     """Return the last lines of the log; the oldest first."""
     try:
         lines = (folder / FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return []
-    return lines[-most:]
+    return lines[-200:]
 
 
 @dataclass(frozen=True)

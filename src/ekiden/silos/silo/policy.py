@@ -476,24 +476,25 @@ def check_readers(
             )
         if full is None or plan is None:
             continue
+        if reader.name != SERVER:
+            if (reader.name, reader.step) not in plan.users(value):
+                raise UserError(
+                    f"in {agreed.method} {reader.name} does not use {key[:80]!r} in step "
+                    f"{reader.step + 1}: {name} does not show it"
+                )
+            continue
         last = [ref for ref in full.result if _place(ref) == _place(value)]
-        if reader.name == SERVER and (value not in plan.result or not last):
+        if value not in plan.result or not last:
             raise UserError(
                 f"in {agreed.method} the server reads only the result, not {key[:80]!r}: {name} "
                 "does not show it"
             )
-        if reader.name == SERVER:
-            work = plan.contributors(value)
-            if len(work) < min(file.least_clients(), len(full.contributors(last[0]))):
-                raise UserError(
-                    f"the result would be the work of {', '.join(sorted(work))} alone, {name} "
-                    "shows the server that of "
-                    f"{file.least_clients()} silos or more (limits.min_clients in its silo.toml)"
-                )
-        if reader.name != SERVER and (reader.name, reader.step) not in plan.users(value):
+        work = plan.contributors(value)
+        if len(work) < min(file.least_clients(), len(full.contributors(last[0]))):
             raise UserError(
-                f"in {agreed.method} {reader.name} does not use {key[:80]!r} in step "
-                f"{reader.step + 1}: {name} does not show it"
+                f"the result would be the work of {', '.join(sorted(work))} alone, {name} shows "
+                f"the server that of {file.least_clients()} silos or more (limits.min_clients in "
+                "its silo.toml)"
             )
 
 

@@ -366,11 +366,8 @@ class SiloFile:
                     f"{self.path}: data.fingerprints is a secret of {_LEAST_SALT} to {_MOST_SALT} "
                     "bytes"
                 )
-            rows = [
-                row
-                for part in (found.train, found.test)
-                for row in fingerprints(part.x, found.inputs, salt)
-            ]
+            for part in (found.train, found.test):
+                rows += fingerprints(part.x, found.inputs, salt)
             secret = scrypt(
                 salt, salt=b"fingerprints", n=1 << 14, r=8, p=1, dklen=8
             ).hex()  # slow to guess

@@ -129,6 +129,11 @@ def fits(found: SiloReport, telling: Exact, rows: int) -> bool:
     return whole and found.counts.shape == (rows, telling.size) and told == shapes
 
 
+def shown_of(found: Mapping[str, Reported]) -> dict[str, SiloReport]:
+    """Return the reports of the silos that show theirs."""
+    return {name: one.shown for name, one in found.items() if one.shown is not None}
+
+
 def total_of(found: Mapping[str, Reported], members: int) -> SiloReport | None:
     """Return the sum of all reports; None if there are none, or if parts of a sum under masks are
     missing.
@@ -141,7 +146,7 @@ def total_of(found: Mapping[str, Reported], members: int) -> SiloReport | None:
             return None
         together: SiloReport = opened(reduce(Masked.plus, masked), SiloReport)
         return together
-    shown = [one.shown for one in found.values() if one.shown is not None]
+    shown = shown_of(found).values()
     return reduce(SiloReport.plus, shown) if shown else None
 
 
