@@ -209,7 +209,9 @@ class FakeNodes:
 
     def silo(self, node: int) -> Silo:
         file = self.files[node]
-        return Silo(file, mine(file.name) if file.data.python and file.name in NAMES else None)
+        return Silo(
+            file, {"": mine(file.name)} if file.data.python and file.name in NAMES else None
+        )
 
     def receive(self, tickets: Sequence[str]) -> Mapping[str, bytes | Lost]:
         return {t: self._answers.pop(t) for t in tickets if t in self._answers}

@@ -48,7 +48,7 @@ def asked(tmp_path: Path) -> tuple[SiloFile, Agreement]:
 def hello(file: SiloFile, terms: Agreement) -> str:
     """Why a silo does not agree to terms; empty if it does."""
     answer, _ = unpack(
-        Silo(file, mine(file.name)).answer(pack(Ask("hello", terms.text(), "0"))), Answer
+        Silo(file, {"": mine(file.name)}).answer(pack(Ask("hello", terms.text(), "0"))), Answer
     )
     return answer.error
 

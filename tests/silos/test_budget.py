@@ -166,7 +166,7 @@ def test_a_data_set_that_is_listed_twice_has_one_budget(file: SiloFile) -> None:
         (3, "copy", "16 in 2"),
     ):
         asked = task(replace(PRIVATE, run=f"{number:016x}", data=name))
-        answer, _ = unpack(Silo(file, named=held).answer(seal_for(file, asked)), Answer)
+        answer, _ = unpack(Silo(file, held).answer(seal_for(file, asked)), Answer)
         assert refusal in answer.error
         assert bool(refusal) == bool(answer.error)
     assert len(lines(file)) == 2

@@ -67,6 +67,6 @@ def test_no_request_reads_all_samples_to_know_what_is_the_same_each_time(
     monkeypatch.setattr(
         Subset, "x", property(lambda part: pytest.fail("a greeting reads all samples"))
     )
-    said = unpack(Silo(file, named=held).answer(pack(Ask("hello"))), Answer)[0]
+    said = unpack(Silo(file, held).answer(pack(Ask("hello"))), Answer)[0]
     assert not said.error
     assert {name: vars(client.train)[name] for name in kept} == before

@@ -118,7 +118,7 @@ def test_slow_and_many_connections_are_closed(
 
 def test_a_silos_counts_hold_nothing_of_its_data(tmp_path: Path) -> None:
     file = silo_file(tmp_path, "client-0", "[limits]\napprove = true\n")
-    silo = Silo(file, mine("client-0"))
+    silo = Silo(file, {"": mine("client-0")})
     for data in (pack(Ask("hello", TERMS.text(), "0")), task(), b"no message"):
         silo.answer(data)
     found = supernode.Monitored(file).counts()

@@ -320,7 +320,7 @@ class Crooked(Silo):
     def __init__(
         self, silo: Silo, kind: str, change: Callable[[Any, Any], tuple[Any, Any]]
     ) -> None:
-        super().__init__(silo._file, named=silo._loaded)
+        super().__init__(silo._file, silo._loaded)
         self._kind, self._change = kind, change
 
     def answer(self, data: bytes) -> bytes:

@@ -33,7 +33,7 @@ ATTACK = "<script>alert(1)</script><img src=x onerror=alert(2)> & \"'"
 def watched(tmp_path: Path) -> supernode.Monitored:
     """A silo with a plan that waits, spent epsilon, and a log with text of somebody else."""
     file = silo_file(tmp_path, "client-0", "[limits]\napprove = true\n")
-    Silo(file, mine("client-0")).answer(pack(Ask("hello", TERMS.text(), "0")))
+    Silo(file, {"": mine("client-0")}).answer(pack(Ask("hello", TERMS.text(), "0")))
     log_request(file.folder, f"refused hello: {ATTACK}")
     return supernode.Monitored(file)
 

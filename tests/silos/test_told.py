@@ -166,7 +166,7 @@ class Grown(FakeNodes):
             client = replace(
                 client, train=Subset(client.train.samples, client.train.rows[self.left_out :])
             )
-        return Silo(file, (dataset, client))
+        return Silo(file, {"": (dataset, client)})
 
 
 def gram_of(
@@ -213,9 +213,9 @@ def test_other_features_of_the_same_rows_are_refused(tmp_path: Path) -> None:
 
     def asked(method: FedGram, kind: str = "hello", **more: Any) -> str:
         agreed = replace(terms(method), run=secrets.token_hex(8), **more)
-        return unpack(Silo(file, mine(NAMES[1])).answer(pack(Ask(kind, agreed.text()))), Answer)[
-            0
-        ].error
+        return unpack(
+            Silo(file, {"": mine(NAMES[1])}).answer(pack(Ask(kind, agreed.text()))), Answer
+        )[0].error
 
     assert asked(safe) == asked(replace(safe, width=30)) == ""
     about = {"rows": mine(NAMES[1])[1].train.digest.hex(), "features": "others"}
@@ -225,7 +225,7 @@ def test_other_features_of_the_same_rows_are_refused(tmp_path: Path) -> None:
     assert "client-1 and the run are of different classes" in asked(safe, classes=classes)
     models = replace(file, limits=replace(file.limits, level="models"))
     agreed = replace(terms(safe), run=secrets.token_hex(8))
-    hello = Silo(models, mine(NAMES[1])).answer(pack(Ask("hello", agreed.text())))
+    hello = Silo(models, {"": mine(NAMES[1])}).answer(pack(Ask("hello", agreed.text())))
     assert unpack(hello, Answer)[0].error == "", "models show samples without that"
 
 

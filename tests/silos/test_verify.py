@@ -558,7 +558,7 @@ class Changing(FakeNodes):
             client = replace(client, train=replace(client.train, samples=samples))
             for noted in file.folder.glob("runs/*/data") if self._hide else ():
                 noted.unlink()
-        return Silo(file, (dataset, client))
+        return Silo(file, {"": (dataset, client)})
 
 
 def test_a_fingerprint_tells_nothing_without_the_salt(relay: Made, tmp_path: Path) -> None:
@@ -597,7 +597,7 @@ def test_a_silo_must_sign_what_it_answers(tmp_path: Path) -> None:
 
     class Lying(FakeNodes):
         def silo(self, node: int) -> Silo:
-            return Liar(self.files[node], mine(self.files[node].name))
+            return Liar(self.files[node], {"": mine(self.files[node].name)})
 
     class Liar(Silo):
         def answer(self, data: bytes) -> bytes:

@@ -70,7 +70,7 @@ def answer(message: Message, context: Context) -> Message:
     os.umask(0o077)
     file = read(Path(str(path)))
     silo = Silo(
-        file, named=_held[1] if _held is not None and _data_of(_held[0]) == _data_of(file) else None
+        file, _held[1] if _held is not None and _data_of(_held[0]) == _data_of(file) else None
     )
     records: RecordDict = wrap(silo.answer(content(message)))
     return Message(records, reply_to=message)

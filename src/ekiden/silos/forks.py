@@ -58,7 +58,8 @@ def programs(jobs: Jobs) -> Iterator[tuple[Path, TextIO]]:
         gc.collect()
         # a collection would write to, and so copy, memory that all share
         gc.freeze()
-        parent, keeper = os.getpid(), os.fork()
+        parent = os.getpid()
+        keeper = os.fork()
         if not keeper:
             os.close(printed)
             _serve(listener, jobs, parent, out)

@@ -50,9 +50,11 @@ class Log:
     def other(self, line: str) -> None:
         """Write a line that another process printed."""
         plain = _COLOUR.sub("", line).rstrip()
-        level, text = "INFO", plain
+        level = "INFO"
+        text = plain
         if found := _LEVEL.fullmatch(plain):
-            level, text = found[1], found[2]
+            level = found[1]
+            text = found[2]
         if text.startswith(OURS):
             self(text.removeprefix(OURS), level)
         elif text:

@@ -74,7 +74,8 @@ def main(grid: Grid, context: Context) -> None:
     plan = remote_plan.from_json(json.loads(str(config["plan"])))
     public_keys = json.loads(str(config["keys"]))
     link = json.dumps({**json.loads(str(config["link"])), "run": str(context.run_id)})
-    folder, nodes = Path(str(config["folder"])), GridNodes(grid)
+    folder = Path(str(config["folder"]))
+    nodes = GridNodes(grid)
     try:
         if config["measures"]:
             asked = made(Measuring, json.loads(str(config["measures"])))

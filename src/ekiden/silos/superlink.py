@@ -202,7 +202,8 @@ def serve(federation: Federation) -> None:
     fleet_handlers.push_messages = own_replies(fleet_handlers.push_messages)
     keep_private(federation.database)
     outside = "[::]" if ":" in federation.host else "0.0.0.0"
-    fleet, keys = f"{outside}:{federation.port}", KeyFolder(federation.keys)
+    fleet = f"{outside}:{federation.port}"
+    keys = KeyFolder(federation.keys)
     superlink.uvicorn = SimpleNamespace(run=partial(run, fleet, lifespans=lifespans, keys=keys))
     flags = {
         "--host": "127.0.0.1",

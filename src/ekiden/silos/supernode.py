@@ -24,10 +24,12 @@ from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.status_page import StatusTable, page
 
 # seconds until a SuperNode that ended is started again; doubled each time
-_RESTART, _LONGEST = 10.0, 600.0
+_RESTART = 10.0
+_LONGEST = 600.0
 # seconds after which it counts as having worked
 _LASTING = 60.0
-_DAY, _HOUR = 86400.0, 3600.0
+_DAY = 86400.0
+_HOUR = 3600.0
 # time in seconds for which a silo that cannot take part stays connected to say why
 _TELL = 60.0
 
@@ -53,7 +55,8 @@ def alone(file: SiloFile) -> Iterator[None]:
     keep_private(file)
     from filelock import Timeout
 
-    started, key = file.folder / STARTED, file.key
+    started = file.folder / STARTED
+    key = file.key
     with ExitStack() as held:
         for path, lock in ((started, started), (key, lock_file(key))):
             try:

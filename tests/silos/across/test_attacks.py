@@ -662,7 +662,7 @@ def test_a_silo_that_knows_nobody_takes_part_alone_only_if_its_file_says_so(tmp_
     file = replace(file, link=replace(file.link, peers="none"))
     for fewest, why in ((0, "the run has 1 silos, client-0 allows 2 to 100"), (1, "")):
         own = replace(file, limits=replace(file.limits, min_clients=fewest))
-        hello = Silo(own, mine(NAMES[0])).answer(pack(Ask("hello", terms.text(), "0")))
+        hello = Silo(own, {"": mine(NAMES[0])}).answer(pack(Ask("hello", terms.text(), "0")))
         error = unpack(hello, Answer)[0].error
         assert error.startswith(why)
         assert bool(error) == bool(why)

@@ -387,7 +387,7 @@ def test_a_run_above_the_level_of_a_silo_is_refused_with_the_line_to_write(
     agreed = replace(TERMS, recipe=recipe, clients=NAMES, keys=tuple(map(public_key, NAMES)))
     for own in ("sums", "models", "all"):
         limits = replace(file.limits, level=own)
-        silo = Silo(replace(file, limits=limits), mine(NAMES[0]))
+        silo = Silo(replace(file, limits=limits), {"": mine(NAMES[0])})
         told = unpack(silo.answer(pack(Ask("hello", agreed.text()))), Answer)[0].error
         wanted = f'needs level = "{level}", client-0 has "{own}": '
         assert (wanted in told) == (not allows(own, level))
@@ -561,7 +561,7 @@ def test_sums_of_too_many_features_are_refused(tmp_path: Path) -> None:
         recipe, held = replace(TERMS.recipe, method=method), tuple(public.values())
         agreed = replace(TERMS, recipe=recipe, clients=NAMES, keys=held)
         asked = pack(Ask("hello", agreed.text()))
-        smallest = Silo(files[2], mine(NAMES[2]))
+        smallest = Silo(files[2], {"": mine(NAMES[2])})
         assert re.search(said, unpack(smallest.answer(asked), Answer)[0].error)
         assert not list(tmp_path.glob("*-silo/summed/*")), "nothing was computed"
     far(FedGram(width=few, **SAFE), FakeNodes(files), tmp_path / "run", public)
@@ -580,17 +580,17 @@ def test_no_message_lets_a_run_pass_the_checks_of_its_first_one(tmp_path: Path) 
     agreed = replace(TERMS, recipe=replace(TERMS.recipe, method=FedGram(width=400, **SAFE)))
     folder = file.folder / "runs" / agreed.run
     for kind in ("status", "hello", "task", "hello"):
-        said = unpack(Silo(file, mine(NAMES[1])).answer(pack(Ask(kind, agreed.text()))), Answer)[
-            0
-        ].error
+        said = unpack(
+            Silo(file, {"": mine(NAMES[1])}).answer(pack(Ask(kind, agreed.text()))), Answer
+        )[0].error
         assert ("sums of 400 features show" in said) == (kind != "status")
         assert not folder.exists()
     folder.mkdir(parents=True)  # however it came there
     assert (
         "sums of 400"
-        in unpack(Silo(file, mine(NAMES[1])).answer(pack(Ask("hello", agreed.text()))), Answer)[
-            0
-        ].error
+        in unpack(
+            Silo(file, {"": mine(NAMES[1])}).answer(pack(Ask("hello", agreed.text()))), Answer
+        )[0].error
     )
 
 

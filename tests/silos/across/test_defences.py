@@ -58,8 +58,8 @@ DEFENCES = {
         "tests/silos/test_told.py::test_the_difference_of_two_runs_is_a_patient_and_is_refused",
     ),
     "sums of all silos": (
-        f"{FLOWER}/silo/policy.py",
-        "if members and binds_members(file, agreed):",
+        f"{FLOWER}/silo/tasks.py",
+        "if ask.members and policy.binds_members(run.file, run.terms):",
         "if False:",
         "tests/silos/test_told.py::test_a_silo_gives_its_part_to_sums_of_all_silos",
     ),

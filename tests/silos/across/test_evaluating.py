@@ -61,7 +61,7 @@ class Nodes(FakeNodes):
     def silo(self, node: int) -> Silo:
         file = self.files[node]
         dataset, client = mine(file.name if file.name in NAMES else NAMES[0])
-        return Silo(file, (dataset, replace(client, name=file.name)))
+        return Silo(file, {"": (dataset, replace(client, name=file.name))})
 
 
 def trained(folder: Path, method: Method, more: str = "") -> tuple[FakeNodes, dict[str, str]]:
@@ -240,7 +240,7 @@ class Grown(Nodes):
         if made._file.name == self.grows:
             test = Subset(client.test.samples, client.test.rows[self.lacks :])
             client = replace(client, test=test)
-        return Silo(made._file, (dataset, client))
+        return Silo(made._file, {"": (dataset, client)})
 
 
 def test_a_sample_in_the_difference_of_two_exact_tables_is_refused(tmp_path: Path) -> None:
@@ -424,7 +424,7 @@ class Oracle:
         members = (member_of(self.file, agreed.run),)
         ask = Ask("evaluate", agreed.text(), results=1, members=members)
         asked = seal_for(self.file, pack(ask, (body,)))
-        answer, rest = unpack(Silo(self.file, mine(NAMES[0])).answer(asked), Answer)
+        answer, rest = unpack(Silo(self.file, {"": mine(NAMES[0])}).answer(asked), Answer)
         if answer.error:
             raise UserError(answer.error)
         self.asked += 1

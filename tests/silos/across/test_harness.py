@@ -176,7 +176,7 @@ class Together(FakeNodes):
         self._layout: Any = None
 
     def silo(self, node: int) -> Silo:
-        return Silo(self.files[node], held(self.data, node - 100))
+        return Silo(self.files[node], {"": held(self.data, node - 100)})
 
     def send(self, node: int, data: bytes) -> str | Lost:
         if node != 100 + VICTIM:

@@ -60,7 +60,7 @@ class Nodes(FakeNodes):
     """Silos that read their tables once."""
 
     def silo(self, node: int) -> Silo:
-        return Silo(self.files[node], self.held[node])
+        return Silo(self.files[node], {"": self.held[node]})
 
     @cached_property
     def held(self) -> dict[int, Held]:

@@ -130,7 +130,7 @@ class Tables(FakeNodes):
 
     def silo(self, node: int) -> Silo:
         file = self.files[node]
-        return Silo(file, self.held[file.name])
+        return Silo(file, {"": self.held[file.name]})
 
 
 @pytest.mark.parametrize("column", ["site", "months"])

@@ -123,7 +123,7 @@ class Nodes(FakeNodes):
 
     def silo(self, node: int) -> Silo:
         file = self.files[node]
-        return Silo(file, self.data[file.name])
+        return Silo(file, {"": self.data[file.name]})
 
 
 def far(

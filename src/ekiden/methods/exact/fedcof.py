@@ -165,7 +165,8 @@ class FedCOF(FeaturesOfClasses):
             if len(own):
                 groups = max(1, min(self.groups, len(own) // max(1, self.min_active)))
                 for g in range(groups):
-                    counts[g, c], means[g, c] = len(own[g::groups]), own[g::groups].mean(0)
+                    counts[g, c] = len(own[g::groups])
+                    means[g, c] = own[g::groups].mean(0)
         return ClassMeans(counts, means)
 
     def cost(self, clients: int, model: Size) -> int:

@@ -437,7 +437,8 @@ class Trees(TableMethod):
             )
         here = slice(nodes - 1, 2 * nodes - 1)
         grown = replace(s, told=s.told + 1, column=s.column.clone(), edge=s.edge.clone())
-        grown.column[trees, here], grown.edge[trees, here] = news.column, news.edge
+        grown.column[trees, here] = news.column
+        grown.edge[trees, here] = news.edge
         if last:
             grown = replace(grown, leaves=s.leaves.clone())
             grown.leaves[trees] = news.leaves

@@ -58,8 +58,10 @@ def crop(x: Tensor) -> Tensor:
     h, w = _rectangle(0.1 + 0.23 * area, (3 / 4) ** (1 - 2 * aspect), height, width)
     theta = torch.zeros(len(x), 2, 3)
     # affine grids count places from -1 to 1
-    theta[:, 0, 0], theta[:, 1, 1] = w, h
-    theta[:, 0, 2], theta[:, 1, 2] = (2 * at[0] - 1) * (1 - w), (2 * at[1] - 1) * (1 - h)
+    theta[:, 0, 0] = w
+    theta[:, 1, 1] = h
+    theta[:, 0, 2] = (2 * at[0] - 1) * (1 - w)
+    theta[:, 1, 2] = (2 * at[1] - 1) * (1 - h)
     grid = F.affine_grid(theta.to(x), list(x.shape), align_corners=False)
     return F.grid_sample(x, grid, padding_mode="border", align_corners=False)
 

@@ -327,13 +327,15 @@ def thin(network: nn.Module, width: float) -> nn.Module:
 
 def resize_norm(layer: _BatchNorm | nn.GroupNorm, units: int) -> None:
     """Give a norm that scales its channels another number of channels, with initial values."""
-    layer.weight, layer.bias = nn.Parameter(torch.ones(units)), nn.Parameter(torch.zeros(units))
+    layer.weight = nn.Parameter(torch.ones(units))
+    layer.bias = nn.Parameter(torch.zeros(units))
     if isinstance(layer, nn.GroupNorm):
         layer.num_channels = units
     else:
         layer.num_features = units
         if layer.running_mean is not None:
-            layer.running_mean, layer.running_var = torch.zeros(units), torch.ones(units)
+            layer.running_mean = torch.zeros(units)
+            layer.running_var = torch.ones(units)
 
 
 # widths that are tried, as shares of the network's; of 64 channels each step is one

@@ -404,7 +404,8 @@ def min_norm(gram: Matrix, bound: float) -> Matrix:
     right = np.concatenate([[1.0], np.zeros(n), np.full(n, bound)])
     slack = [clarabel.ZeroConeT(1), clarabel.NonnegativeConeT(2 * n)]
     settings = clarabel.DefaultSettings()
-    settings.verbose, settings.max_threads = False, 1
+    settings.verbose = False
+    settings.max_threads = 1
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-12
     upper = sparse.csc_matrix(np.triu(gram / scale))
     found = clarabel.DefaultSolver(upper, np.zeros(n), limits, right, slack, settings).solve()

@@ -250,7 +250,9 @@ class InProximal(Host[P]):
 class InSCAFFOLD(Host[SCAFFOLD]):
     """SCAFFOLD: c and c_i change once a round."""
 
-    sent, changes, keeps = 1, 1, True
+    sent = 1
+    changes = 1
+    keeps = True
 
     def penalty(self, at: ClientRound, model: Weights) -> Penalty:
         """Return c - c_i, which is added to each gradient."""
@@ -299,7 +301,9 @@ class InFedNova(InProximal[FedNova]):
 class InFedDyn(Host[FedDyn]):
     """FedDyn: λ_i changes by the mean displacement of the client's visits."""
 
-    settings, anchored, keeps = ("alpha",), "received", True
+    settings = ("alpha",)
+    anchored = "received"
+    keeps = True
 
     def penalty(self, at: ClientRound, model: Weights) -> Penalty | None:
         """-⟨λ_i, w⟩ + (α/2)‖w - anchor‖²."""
@@ -333,8 +337,12 @@ class InFedDyn(Host[FedDyn]):
 class InFedDC(Host[FedDC]):
     """FedDC: drift and gradient memory change once a round."""
 
-    settings, anchored = ("alpha",), "global"
-    sent, changes, keeps, counts = 1, 1, True, True
+    settings = ("alpha",)
+    anchored = "global"
+    sent = 1
+    changes = 1
+    keeps = True
+    counts = True
 
     def penalty(self, at: ClientRound, model: Weights) -> Penalty:
         """(α/2ω_i)‖w + h_i - anchor‖² + ⟨g/ω_i - g_i, w⟩."""
@@ -375,7 +383,8 @@ class InFedDC(Host[FedDC]):
 class InMOON(Host[MOON]):
     """MOON: a client keeps the mean of the models of its visits."""
 
-    settings, keeps = ("mu", "temperature"), True
+    settings = ("mu", "temperature")
+    keeps = True
 
     @property
     def needs_start(self) -> bool:
@@ -398,7 +407,8 @@ class InMOON(Host[MOON]):
 class InFedDisco(Host[FedDisco]):
     """FedDisco: each chain has the mean weight of its clients. With full chains this is FedAvg."""
 
-    settings, numbers = ("a", "b", "discrepancy"), 2
+    settings = ("a", "b", "discrepancy")
+    numbers = 2
 
     def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
         """Send n_k and d_k."""
@@ -684,7 +694,8 @@ class SPFL(Method):
 
     def at(self, client: Client, kept: KeptInChains, size: float, round: int) -> ClientRound:
         """Return what is available to a host."""
-        training, (start, sent) = shared.local_training(client, self.lr_decay, round), kept.opening
+        training = shared.local_training(client, self.lr_decay, round)
+        (start, sent) = kept.opening
         return ClientRound(client, training, self.epochs, start, sent, kept.memory, size)
 
     def alignment(self, client: Client, model: Weights, kept: KeptInChains) -> Objective:
@@ -746,7 +757,8 @@ class SPFL(Method):
 
     def traffic(self, clients: int, model: int) -> int:
         """Return the bytes of all rounds."""
-        host, (chains, length) = self.plugged, self.shape(clients)
+        host = self.plugged
+        (chains, length) = self.shape(clients)
         vectors = self.needs_start(host) + host.sent + host.changes
         each = vectors * model + 8 * host.numbers
         return self.rounds * (chains * (length + 1) * model + self.met(clients) * each)

@@ -242,7 +242,8 @@ def _classes(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
         for b in range(a, others):
             same = float(a == b)
             block = x.T @ ((same * p[:, a] - p[:, a] * p[:, b])[:, None] * x)
-            hessian[a, :, b], hessian[b, :, a] = block, block.T
+            hessian[a, :, b] = block
+            hessian[b, :, a] = block.T
     size = others * width
     likelihood = logs.gather(1, y[:, None]).sum()
     return _Parts(
@@ -320,7 +321,8 @@ def _times(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
     hazard = torch.zeros_like(dying).index_add(0, at, 1 / at_risk)
     tied = torch.zeros_like(dying).index_add(0, at, left / at_risk)
     expected = w * (hazard.flip(0).cumsum(0).flip(0)[place] - event * tied[place])
-    gradient[0, :-1], gradient[0, -1] = x.T @ (event - expected), event.sum()
+    gradient[0, :-1] = x.T @ (event - expected)
+    gradient[0, -1] = event.sum()
     hessian[0, :-1, :-1] = x.T @ (expected[:, None] * x) - means.T @ means
     likelihood = event @ (eta - eta.max()) - at_risk.log().sum()
     return _Parts(gradient, hessian, (time @ eta.exp())[None], likelihood)

@@ -146,10 +146,6 @@ class Courier:
             raise UserError(f"silo {message.client}: {said(answer.error)}")
         return answer, body
 
-    def known_reader(self, client: str) -> Reader | None:
-        """Return a silo with the key for sealing values for it; None if it is not connected."""
-        return self.post.reader(client)
-
     def reader(self, client: str) -> Reader:
         """Return a silo with its key; wait until it is connected.
 

@@ -106,7 +106,8 @@ def init(
     with keys.new_folder(folder):
         federation.keys.mkdir(parents=True)
         make_certificates(folder, federation.host)
-        salt, here = token_hex(16), [name for name in federation.silos if name not in public]
+        salt = token_hex(16)
+        here = [name for name in federation.silos if name not in public]
         made = {
             name: silo_file.make(
                 federation.silo(name), name, federation.address, data, salt, level, approve=False
@@ -193,7 +194,8 @@ class SiloStatus:
 def status(federation: Federation) -> list[SiloStatus]:
     """Return which silos are connected."""
     # what the SuperLink wrote a few seconds ago; nothing if it never ran
-    seen, found = numbers_in(federation.folder / SEEN), []
+    seen = numbers_in(federation.folder / SEEN)
+    found = []
     for name, public in read_roster(federation.folder / ROSTER).key_of.items():
         ago = round(time.time() - seen[name], 1) if name in seen else None
         state: State = "away"

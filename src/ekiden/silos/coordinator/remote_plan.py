@@ -92,7 +92,8 @@ def from_json(values: Mapping[str, Any]) -> RemotePlan[Method]:
 
 def check(plan: RemotePlan[Method]) -> None:
     """Refuse a plan that cannot run between silos."""
-    method, clients = plan.recipe.method, plan.names
+    method = plan.recipe.method
+    clients = plan.names
     if not clients:
         raise UserError("say where the silos are: --federation FOLDER, or --clients NAME,NAME,...")
     if method.traits.pools_data:

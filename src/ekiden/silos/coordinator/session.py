@@ -91,11 +91,11 @@ class Roll:
     plan: str = ""
     _terms: str = ""
     _began: bool = False
-    _greeted: dict[int, str] = field(default_factory=dict)
+    _greeted: set[int] = field(default_factory=set)
     _pending: dict[str, tuple[int, str, float]] = field(default_factory=dict)
     _silos: dict[str, tuple[int, Hello]] = field(default_factory=dict)
     # nodes that proved their names, and so are told the terms
-    _known: dict[int, str] = field(default_factory=dict)
+    _known: set[int] = field(default_factory=set)
     # the silos' reasons for not taking part
     _reasons: dict[str, str] = field(default_factory=dict)
     # reasons of silos that proved their names
@@ -111,7 +111,8 @@ class Roll:
         A silo that refuses ends the wait as soon as all that are connected have answered.
         """
         clients = clients or self.clients
-        since, told = time.monotonic(), 0.0
+        since = time.monotonic()
+        told = 0.0
         while True:
             self._call()
             if self._refused and not (self._pending and time.monotonic() < self._others_until):
@@ -152,10 +153,11 @@ class Roll:
         `gather` waits for all.
         """
         self._terms = terms
-        self._known = {node: name for name, (node, _) in self._silos.items()}
-        again = {*self._known, *(node for node, _, _ in self._pending.values())}
-        self._greeted = {node: name for node, name in self._greeted.items() if node not in again}
-        self._silos, self._pending = {}, {}
+        self._known = {node for node, _ in self._silos.values()}
+        self._greeted -= self._known
+        self._greeted.difference_update(node for node, _, _ in self._pending.values())
+        self._silos = {}
+        self._pending = {}
 
     def send(self, client: str, data: bytes) -> str | Lost:
         """Send to the node that is now `client`."""
@@ -187,23 +189,23 @@ class Roll:
     def _call(self) -> None:
         """Greet new nodes, and receive their answers."""
         present = set(self.nodes.ids())
-        self._greeted = {node: name for node, name in self._greeted.items() if node in present}
+        self._greeted &= present
         self._silos = {name: silo for name, silo in self._silos.items() if silo[0] in present}
-        self._known = {node: name for node, name in self._known.items() if node in present}
-        for node in sorted(present - set(self._greeted)):
+        self._known &= present
+        for node in sorted(present - self._greeted):
             nonce = secrets.token_hex(16)
             ask = Ask(HELLO, "", nonce, self.data, self.plan)
             if node in self._known:
                 ask = replace(ask, agreement=self._terms)
             ticket = self.nodes.send(node, pack(ask))
             if isinstance(ticket, str):
-                self._greeted[node] = ""
+                self._greeted.add(node)
                 self._pending[ticket] = (node, nonce, time.monotonic())
         for ticket, data in self.nodes.receive(list(self._pending)).items():
             node, nonce, _ = self._pending.pop(ticket)
             if isinstance(data, Lost):
                 # greet it again
-                self._greeted.pop(node, None)
+                self._greeted.discard(node)
             else:
                 self._meet(node, nonce, data)
 
@@ -211,7 +213,7 @@ class Roll:
             # the message was cut off on the way
             if time.monotonic() - since > _GREET_AGAIN:
                 del self._pending[ticket]
-                self._greeted.pop(node, None)
+                self._greeted.discard(node)
 
     def _meet(self, node: int, nonce: str, data: bytes) -> None:
         """Believe only what a node proves. No message of a node can end the run of the others."""
@@ -246,11 +248,10 @@ class Roll:
         elif answer.error:
             self._refuse(name, said(answer.error))
         elif self._terms and node not in self._known:
-            self._known[node] = name
+            self._known.add(node)
             # greet it again, with the terms
-            del self._greeted[node]
+            self._greeted.discard(node)
         else:
-            self._greeted[node] = name
             self._reasons.pop(name, None)
             self._silos[name] = (node, hello)
 
@@ -396,7 +397,8 @@ def run(
     """
     check(plan)
     patience = Patience(plan.patience, poll, plan.absent)
-    run_id, before = _run_id(folder), None
+    run_id = _run_id(folder)
+    before = None
     if (folder / AGREEMENT).exists():
         before = agreements.of_run(folder)
     everybody = plan.absent != "skip"
@@ -438,7 +440,9 @@ def _go(
     say: Say,
 ) -> Result:
     """Run all steps that are left, and return the result with its models."""
-    method, clients, folder = plan.recipe.method, plan.names, run_folder.path
+    method = plan.recipe.method
+    clients = plan.names
+    folder = run_folder.path
     total = method.steps(len(clients))
     build = Built(method, setup.build, len(clients))
 
@@ -471,19 +475,22 @@ def _go(
             say(f"step {row['step']}: {told(notes)}")
 
     tests = partial(SiloTests, agreed=agreed)
-    every, skip = plan.recipe.evaluate_every, agreed.skips
+    every = plan.recipe.evaluate_every
+    skip = agreed.skips
     run = Run(
         setup, clients, remote, tests, build, run_folder, every, told_of, skip=skip, elsewhere=True
     )
     end = last(run.steps())
-    metrics, ledger = tuple(end.trace.metrics), tuple(end.trace.ledger)
+    metrics = tuple(end.trace.metrics)
+    ledger = tuple(end.trace.ledger)
     weights, personal = end.models
     if metrics and (
         line := divergence(metrics[-1], agreed.labels.guess(agreed.outputs), plan.recipe.step_size)
     ):
         say(line)
     models = weights, tuple(personal)
-    config, passes = read_config(folder), dict(end.trace.passes)
+    config = read_config(folder)
+    passes = dict(end.trace.passes)
     return Result(end.state, metrics, ledger, folder, build, config, lambda: models, passes=passes)
 
 

@@ -335,7 +335,8 @@ class Remote(Transport):
         """Return what a silo reported about models, of which it gives a signed account; None if it
         may be skipped, and does not answer.
         """
-        client, agreed = message.client, self._agreed
+        client = message.client
+        agreed = self._agreed
         try:
             answer, body = self._courier.wait(message)
         except ClientMissing:
@@ -414,7 +415,7 @@ class Remote(Transport):
             return (self._server(),) if server else ()
         readers = []
         for client, step in plan.users(ref):
-            if found := self._courier.known_reader(client):
+            if found := self._courier.post.reader(client):
                 readers.append(replace(found, step=step))
         if ref in plan.result:
             readers.append(self._server())

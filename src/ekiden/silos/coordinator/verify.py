@@ -76,7 +76,8 @@ class Signed:
 
 def check_settings(config: Mapping[str, Any], signed: Signed, setup: Setup) -> Iterator[str]:
     """Yield where config.json differs from what was signed, and from what follows from that."""
-    terms, plan = signed.terms, config.get("remote_plan")
+    terms = signed.terms
+    plan = config.get("remote_plan")
     if not isinstance(plan, dict):
         yield "config.json has no remote_plan"
         return
@@ -315,10 +316,12 @@ def _different_lines(
 
 def _differences(file: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
     """Yield where plain values differ from those that follow from what silos signed."""
-    here, wanted = _leaves(found), _leaves(json.loads(json.dumps(expected)))
+    here = _leaves(found)
+    wanted = _leaves(json.loads(json.dumps(expected)))
     for name in sorted(here.keys() | wanted.keys()):
         if name not in here or name not in wanted or not _same(name, here[name], wanted[name]):
-            there, signed = _short(here.get(name, "nothing")), _short(wanted.get(name, "nothing"))
+            there = _short(here.get(name, "nothing"))
+            signed = _short(wanted.get(name, "nothing"))
             yield f"{file} says {name} {there}, what silos signed gives {signed}"
 
 
@@ -402,7 +405,8 @@ def verify(folder: Path, trusted: Mapping[str, str] | None = None) -> Verdict:
     if not ended:
         hops = [hop for hop in hops if hop.after <= state.step]
         tallies = [tally for tally in tallies if tally.after <= state.step]
-        rows, ledger = rows[: state.step], [row for row in ledger if row.step < state.step]
+        rows = rows[: state.step]
+        ledger = [row for row in ledger if row.step < state.step]
     signed = Signed(agreed, tuple(hops), tuple(tallies))
     plan = _plan(setup, signed, ledger)
     first = initial_weights(setup)
@@ -520,7 +524,8 @@ def _entries(folder: Path, agreed: Agreement) -> tuple[list[Hop], list[Tally], l
         if place in entries:
             wrong.append(f"{entry}: is there twice")
         entries[place] = entry
-    hops, tallies = list[Hop](), list[Tally]()
+    hops = list[Hop]()
+    tallies = list[Tally]()
     for place in sorted(entries):
         match entries[place]:
             case Hop() as hop:
@@ -585,7 +590,8 @@ def _models(
         named[MODEL] = end.model, build
     for client, own in zip(agreed.clients, end.personal, strict=False):
         named[f"personal/{client}.safetensors"] = own, setup.build
-    found, wrong = {}, []
+    found = {}
+    wrong = []
     for name, (model, build_it) in named.items():
         try:
             found[name] = read_model(folder, name, build_it)
@@ -593,9 +599,11 @@ def _models(
             wrong.append(str(error))
             continue
         if isinstance(model, Ref):
-            wanted, what = signed.get(model), f"that {model.owner} signed as {model.key}"
+            wanted = signed.get(model)
+            what = f"that {model.owner} signed as {model.key}"
         else:
-            wanted, what = custody.digest(wire.chunks(model)), "in state.safetensors"
+            wanted = custody.digest(wire.chunks(model))
+            what = "in state.safetensors"
         if custody.digest(wire.chunks(found[name])) != wanted:
             wrong.append(f"{name} is not the model {what}")
     for file in (*folder.glob(MODEL), *folder.glob("personal/*.safetensors")):

@@ -46,7 +46,8 @@ def digest(file: SiloFile, terms: Agreement) -> str:
     """Return the digest that names a plan at a silo: all terms but the run's id, and the SuperLink
     that sent them.
     """
-    certificate, link = file.beside(file.link.certificate), ""
+    certificate = file.beside(file.link.certificate)
+    link = ""
     if certificate.is_file():
         link = hashlib.sha256(certificate.read_bytes()).hexdigest()
     # an agreement is about these rows

@@ -20,8 +20,11 @@ def sums(file: SiloFile) -> ColumnSums:
         raise UserError(
             f"{file.path}: --bounds tells those of the study's schema: name it by data.schema"
         )
-    schema, (dataset, _) = schemas.parse(file.schema), file.unscaled()
-    table, least, columns = Table.of(dataset.inputs), dataset.least, schema.columns
+    schema = schemas.parse(file.schema)
+    (dataset, _) = file.unscaled()
+    table = Table.of(dataset.inputs)
+    least = dataset.least
+    columns = schema.columns
     moments = {name: _spread(columns[name], least) for name in table.numeric}
     if isinstance(dataset.task, ScaledTask):
         moments |= {target(name): _spread(columns[name], least) for name in dataset.classes}
@@ -49,5 +52,6 @@ def _spread(column: Column, count: int) -> ColumnMoments:
     """Return the moments of numbers that are spread evenly between bounds; empty without bounds."""
     if column.least is None or column.most is None:
         return ColumnMoments()
-    low, high = column.number(column.least), column.number(column.most)
+    low = column.number(column.least)
+    high = column.number(column.most)
     return ColumnMoments(count, (low + high) / 2, count * (high - low) ** 2 / 12)

@@ -92,7 +92,8 @@ def check_measured(file: SiloFile, terms: Agreement) -> MeasuredLine | None:
     """Refuse a run whose counts of test samples, with those of all earlier runs, would tell more than
     the silo allows; return the line that the ledger lacks.
     """
-    dp, limits = terms.measured_dp, file.limits
+    dp = terms.measured_dp
+    limits = file.limits
     if not terms.measured_steps:
         return None
     if dp is None:

@@ -75,7 +75,8 @@ def check_room(m: Measurement) -> None:
     """Refuse a result with a network for each client that is larger than a message, before it is
     built.
     """
-    setup, clients = m.run.worker.setup, len(m.run.terms.clients)
+    setup = m.run.worker.setup
+    clients = len(m.run.terms.clients)
     if setup.method.changes_network and clients * model_bytes(setup) > m.run.most_bytes:
         raise UserError(
             f"a result of {clients} clients may be larger than {m.run.file.name} takes: refused"
@@ -96,7 +97,8 @@ def check_named(m: Measurement) -> None:
 
 def check_result(m: Measurement) -> None:
     """Refuse a made-up model where silos alone read models: their owners sign which are results."""
-    terms, plan = m.run.terms, m.run.plan_without(m.ask.absent)
+    terms = m.run.terms
+    plan = m.run.plan_without(m.ask.absent)
     if plan is not None and not terms.measures:
         initial = custody.digest(wire.chunks(initial_weights(m.run.worker.setup)))
         policy.check_result(terms, plan, initial, m.digests, m.ask.records)
@@ -157,7 +159,8 @@ def _report(m: Measurement) -> SiloReport:
 
 def _given(m: Measurement, found: SiloReport) -> Reported:
     """Return a report as it leaves the silo: under masks."""
-    run, dp = m.run, m.run.terms.measured_dp
+    run = m.run
+    dp = m.run.terms.measured_dp
     masks = masks_of(run, m.ask, f"measured-{m.digest[:32]}", dp)
     members = [member.name for member in m.ask.members]
     for one in policy.measured_by(run.file, run.terms, run.client, members):
@@ -172,8 +175,11 @@ def _given(m: Measurement, found: SiloReport) -> Reported:
 
 def _measure(m: Measurement) -> SiloReport:
     """Measure the models."""
-    run, ask, setup = m.run, m.ask, m.run.worker.setup
-    clients, samples = run.terms.clients, run.client.test
+    run = m.run
+    ask = m.ask
+    setup = m.run.worker.setup
+    clients = run.terms.clients
+    samples = run.client.test
     if run.terms.validation:
         samples = run.client.val
     build = Built(setup.method, setup.build, len(clients))
@@ -189,7 +195,8 @@ def _measure(m: Measurement) -> SiloReport:
     mine = 0
     if len(m.models) > ask.results and run.file.name in clients:
         mine = ask.results + clients.index(run.file.name)
-    parts, inputs = list(answers), setup.dataset.inputs
+    parts = list(answers)
+    inputs = setup.dataset.inputs
     for one in divisions(run.terms.by):
         places = one.places(samples.x, inputs)
         for group in range(len(one.names(inputs))):
@@ -200,7 +207,8 @@ def _measure(m: Measurement) -> SiloReport:
 
 def _counted(m: Measurement, telling: Exact) -> Callable[[Scores], Tensor]:
     """Return what counts answers, with noise once it is written down that the run tells something."""
-    file, terms = m.run.file, m.run.terms
+    file = m.run.file
+    terms = m.run.terms
     limits = file.limits
     if isinstance(telling, Noisy):
         draw = Draw(budget.measured_noise(file, terms, m.folder, m.digest))

@@ -53,7 +53,8 @@ class Noted:
 
     def __call__(self, error: Exception | None = None) -> None:
         """Note that the SuperLink answered, or that a request failed."""
-        now, why = time.time(), "" if error is None else _words(error)
+        now = time.time()
+        why = "" if error is None else _words(error)
         changed = why != self._now.why or not self._now.since
         since = now if changed else self._now.since
         self._now = Connection(since, self._now.seen if why else now, why)

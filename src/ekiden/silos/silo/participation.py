@@ -55,9 +55,13 @@ def log_request(folder: Path, line: str, run: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(lock_file(file)):
             today = f"{now:%Y-%m-%d}"
-            peer, most, who = today, _STRANGERS, "requests of no run today"
+            peer = today
+            most = _STRANGERS
+            who = "requests of no run today"
             if run:
-                peer, most, who = run, _RUN, f"run {run}"
+                peer = run
+                most = _RUN
+                who = f"run {run}"
             # bytes that each run, and strangers today, have written
             written = numbers_in(folder / _SIZES)
             size = written.get(peer, 0) + len(safe.encode()) + 1
@@ -140,7 +144,8 @@ class Admission:
 
     def count(self) -> None:
         """Count a request of the run."""
-        file, most = self.folder / _COUNT, self.file.limits.requests
+        file = self.folder / _COUNT
+        most = self.file.limits.requests
         try:
             before = int(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -165,7 +170,8 @@ class Admission:
 
     def check_disk(self) -> None:
         """Refuse to store more than the silo allows."""
-        used, most = sum(sizes(self.folder.parent)), self.file.limits.disk_bytes
+        used = sum(sizes(self.folder.parent))
+        most = self.file.limits.disk_bytes
         if used >= most:
             raise UserError(
                 f"{self.file.name} stores {used} bytes of all runs, {most} at most (limits.disk_bytes "

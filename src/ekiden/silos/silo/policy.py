@@ -72,7 +72,8 @@ def check_terms(file: SiloFile, agreed: Agreement) -> None:
             f"show its model, so {name} does not allow that: choose --absent wait or stop, or give "
             "--dp"
         )
-    number, limits = len(agreed.clients), file.limits
+    number = len(agreed.clients)
+    limits = file.limits
     least = file.least_clients(measured=bool(agreed.measures))
     if not least <= number <= limits.clients:
         raise UserError(
@@ -116,7 +117,9 @@ def _check_method(file: SiloFile, recipe: Recipe[Method]) -> None:
     """Refuse values of hyperparameters, and what a method tells about samples, that the silo's file
     does not allow.
     """
-    method, name, limits = recipe.method, file.name, file.limits
+    method = recipe.method
+    name = file.name
+    limits = file.limits
     # a class in a file may have the title of another method
     title = recipe.name.removesuffix(LAP)
     for field, allowed in file.allow.get(title, {}).items():
@@ -142,10 +145,13 @@ def told_by(file: SiloFile, agreed: Agreement, client: ClientData) -> list[ToldS
     """Return what a run reports about the silo's training samples without noise, which has to be the
     same in all runs: at the level of models the members of sums alone, as models show samples.
     """
-    recipe, method, level = agreed.recipe, agreed.recipe.method, file.limits.level
+    recipe = agreed.recipe
+    method = agreed.recipe.method
+    level = file.limits.level
     if agreed.measures or recipe.dp or level == "all":
         return []
-    rows, members = client.train.digest.hex(), ", ".join(sorted(agreed.clients))
+    rows = client.train.digest.hex()
+    members = ", ".join(sorted(agreed.clients))
     agreed_to = partial(released, file, agreed)
     if level == "models":
         if not method.gives_sums:
@@ -186,11 +192,6 @@ def has_own_noise(dp: DP | None) -> bool:
 
 def check_members(file: SiloFile, agreed: Agreement, members: Collection[str]) -> None:
     """Refuse a sum of a part of the silos: that of all, less that, is what the others gave."""
-    if members and binds_members(file, agreed):
-        _check_all(file, agreed, members)
-
-
-def _check_all(file: SiloFile, agreed: Agreement, members: Collection[str]) -> None:
     if {*members} != {*agreed.clients}:
         raise UserError(
             f"{file.name} gives its part to sums of all silos of a run, not of "
@@ -217,7 +218,9 @@ def check_span(file: SiloFile, agreed: Agreement, client: ClientData, network: n
     """Refuse exact sums from which single samples follow: of too many features, or over columns of
     a regression.
     """
-    method, name, least = agreed.recipe.method, file.name, file.limits.min_active
+    method = agreed.recipe.method
+    name = file.name
+    least = file.limits.min_active
     if agreed.measures or not least:
         return
     if method.least is None and file.limits.level == "sums":
@@ -238,7 +241,8 @@ def _check_columns(network: Linear, x: Tensor, name: str, least: int) -> None:
     """Refuse columns that differ in few rows, and rows that differ from all others: their products
     show these.
     """
-    rows, why = network.features(x).double(), ""
+    rows = network.features(x).double()
+    why = ""
     for column, values in zip(network.names, rows.T, strict=True):
         if 0 < len(values) - int(values.unique(return_counts=True)[1].max()) < least:
             why = f"column {column!r} differs from its usual value in fewer than {least} rows: join rare categories, or"
@@ -268,7 +272,8 @@ def most_features(method: FixedFeatures, part: Subset, task: Task, outputs: int)
     rounded down, so it does not show how many have rare classes. Rows of a table hold few bits: if
     the sums hold as many, all rows follow.
     """
-    part, least = method.often_enough(part, outputs, task), method.min_active
+    part = method.often_enough(part, outputs, task)
+    least = method.min_active
     if not len(part) or not least:
         return 0
     most = len(part) // least * least // _EACH
@@ -533,7 +538,7 @@ def check_measured(file: SiloFile, agreed: Agreement, ask: Ask) -> None:
             f"step {ask.step}: {file.name} refuses"
         )
     if not agreed.skips:
-        _check_all(file, agreed, [member.name for member in ask.members])
+        check_members(file, agreed, [member.name for member in ask.members])
 
 
 def _place(ref: Ref[Any]) -> tuple[str, str, str]:

@@ -122,7 +122,8 @@ class Shelf:
             asked, data = unpack(self._file("request", place, task).read_bytes(), Asked)
         except (OSError, wire.WireError):
             return None
-        own, offset = {}, asked.length
+        own = {}
+        offset = asked.length
         for name, length in asked.own:
             own[name] = Encoded.of(bytes(data[offset : offset + length]))
             offset += length
@@ -145,7 +146,8 @@ class Shelf:
         """
         if made is None:
             return None
-        kind, path = self.private_type, self._file("private", made)
+        kind = self.private_type
+        path = self._file("private", made)
         with _lost_if_damaged(path):
             return wire.assemble(*read_tensors(path), Optional[kind] if kind is not None else None)  # noqa: UP045
 
@@ -201,14 +203,9 @@ class Shelf:
             if place[0] in void:
                 path.unlink()
         files = list(self._files())
-        states = [place for place in self._states() if place < (steps, 0)]
         # We keep the states from which kept values were made, and the newest state.
         made = [place for kind, place, path in files if kind == "request" and keep(_key(path))]
-        needed = {
-            max(earlier)
-            for p in (*made, (steps, 0))
-            if (earlier := [state for state in states if state < p])
-        }
+        needed = {self.last(place) for place in (*made, (steps, 0))}
         for kind, place, path in files:
             if place >= (steps, 0):
                 continue

@@ -44,21 +44,20 @@ run's first request."""
 class Silo:
     """Answers requests."""
 
-    def __init__(
-        self, file: SiloFile, held: Held | None = None, named: Mapping[str, Held] | None = None
-    ) -> None:
-        """Make a silo."""
+    def __init__(self, file: SiloFile, held: Mapping[str, Held] | None = None) -> None:
+        """Make a silo; `held` has its data sets by name, as far as they are loaded."""
         self._own = file
         self._file = file
         """with the data set of the request that is answered"""
-        self._loaded = {**({"": held} if held else {}), **(named or {})}
+        self._loaded = dict(held or {})
         self._name = ""
 
     def answer(self, data: bytes) -> bytes:
         """Return the answer to a request. If anything is wrong with the request, the answer says so
         on one line.
         """
-        what, ask = "a message", Ask("")
+        what = "a message"
+        ask = Ask("")
         try:
             ask, body = unpack(data, Ask)
             what = ask.kind[:40]
@@ -106,7 +105,8 @@ class Silo:
 
     def _choose(self, name: str) -> None:
         """Answer with the data set of this name."""
-        self._file, self._name = self._own.holding(name), name
+        self._file = self._own.holding(name)
+        self._name = name
 
     def _held(self) -> Held:
         if self._name not in self._loaded:

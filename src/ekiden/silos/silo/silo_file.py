@@ -66,7 +66,8 @@ TaskKind = Literal[
 ]
 Allow = Mapping[str, Mapping[str, tuple[Any, ...]]]
 EVALUATE = "evaluate"
-_LEAST_SALT, _MOST_SALT = 16, 64
+_LEAST_SALT = 16
+_MOST_SALT = 64
 _NEW_PEERS = "new-peers"
 
 
@@ -359,7 +360,8 @@ class SiloFile:
             same["times"] = " ".join(f"{time:g}" for time in times)
         kind = f"columns {columns}" if columns else "labels"
         told.note(self.folder, ToldSums(kind, same))
-        rows, secret = list[bytes](), ""
+        rows = list[bytes]()
+        secret = ""
         if salt := self.data.fingerprints.encode():
             if not _LEAST_SALT <= len(salt) <= _MOST_SALT:
                 raise UserError(
@@ -442,7 +444,8 @@ class SiloFile:
                 ) from error
 
     def _read(self) -> Dataset:
-        data, reading = self.data, self.data.reading
+        data = self.data
+        reading = self.data.reading
         # relative to this file, as all paths in it
         if outside.is_file(reading.sample_kind):
             file, _, name = reading.sample_kind.rpartition(":")
@@ -480,7 +483,8 @@ class SiloFile:
                 )
         if found.inputs.ragged:
             # padded to the largest length, so that the samples of all silos have one shape
-            train, test = _padded(found.train, found), _padded(found.test, found)
+            train = _padded(found.train, found)
+            test = _padded(found.test, found)
             found = replace(found, train=train, test=test)
         return found
 
@@ -608,7 +612,8 @@ def _allowed(values: Any) -> tuple[Allow, dict[str, date]]:
 
 
 def _padded(samples: Samples, dataset: Dataset) -> Samples:
-    x, y = dataset.inputs.padded(samples.x), samples.y
+    x = dataset.inputs.padded(samples.x)
+    y = samples.y
     if isinstance(dataset.task, LanguageModelling):
         y = F.pad(y, (0, x.shape[1] - samples.x.shape[1]), value=IGNORED)
     return replace(samples, x=x, y=y)
@@ -677,7 +682,8 @@ def join(file: SiloFile, roster: Roster, replace: Collection[str] = ()) -> list[
             f"the roster has {'another key of' if own else 'no'} {file.name}: give the coordinator "
             f"{file.key.name}.pub"
         )
-    peers, certificate = file.peers, file.beside(file.link.certificate)
+    peers = file.peers
+    certificate = file.beside(file.link.certificate)
     wanted = {
         peers / f"{name}.pub": key + "\n"
         for name, key in roster.key_of.items()

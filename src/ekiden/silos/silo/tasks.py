@@ -143,7 +143,8 @@ class SiloTasks:
         """
         self._refuse(ask)
         self.run.check_length(body)
-        name, plan = self.run.file.name, self.run.plan_without(ask.absent)
+        name = self.run.file.name
+        plan = self.run.plan_without(ask.absent)
         contents = self._opened(ask, body)
         policy.check_request(name, self.run.terms, plan, ask, contents.arguments.data)
         given = self._arguments(ask.task, contents, {})
@@ -208,10 +209,13 @@ class SiloTasks:
         Raises:
             LostValue: the value does not have the digest `given` that it had before.
         """
-        run, ask, digest = self.run, request.ask, request.digest
+        run = self.run
+        ask = request.ask
+        digest = request.digest
         for one in policy.told_by(run.file, run.terms, run.client):
             told.note(run.file.folder, one)
-        policy.check_members(run.file, run.terms, [member.name for member in ask.members])
+        if ask.members and policy.binds_members(run.file, run.terms):
+            policy.check_members(run.file, run.terms, [member.name for member in ask.members])
         job = Job(*request.place, run.file.name, ask.task, request.given.args, request.private)
         masks = masks_of(run, ask, f"{ask.step}-{ask.task}", DP.parse(run.terms.recipe.dp))
         place = f"{ask.step}-{ask.call} {digest}"
@@ -233,11 +237,14 @@ class SiloTasks:
 
         They are counted before the value is stored, so none leaves that was not counted.
         """
-        file, part, least = self.run.file, self.run.client.train, self.run.file.limits.min_active
+        file = self.run.file
+        part = self.run.client.train
+        least = self.run.file.limits.min_active
         numbers = policy.numbers_told(file, self.run.terms, task, value)
         if not least or not numbers:
             return
-        most, kind = policy.most_numbers(part, least), f"numbers about {part.digest.hex()[:32]}"
+        most = policy.most_numbers(part, least)
+        kind = f"numbers about {part.digest.hex()[:32]}"
         if (found := told.count(file.folder, kind, place, numbers, most)) > most:
             raise UserError(
                 f"{found} numbers would be told in all runs about the samples of {file.name} alone, "
@@ -247,7 +254,8 @@ class SiloTasks:
 
     def _record(self, request: TaskRequest, outcome: Outcome, given: str) -> str:
         """Return the signed record for the chain of custody; `given` is the digest of the value."""
-        run, ask = self.run, request.ask
+        run = self.run
+        ask = request.ask
         samples = len(run.client.train), len(run.client.val), len(run.client.test)
         return run.signed(
             Hop(

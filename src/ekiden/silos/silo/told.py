@@ -50,7 +50,8 @@ def note(folder: Path, told: ToldSums, *, write_down: bool = True) -> None:
     Raises:
         UserError: names what was another one.
     """
-    kind, about = told.kind, told.about
+    kind = told.kind
+    about = told.about
     file = folder / FILE
     with hold_ledger(file):
         before = _told(file, kind)

@@ -42,7 +42,8 @@ from ekiden.silos.trust.sample_terms import SampleTerms
 AGREEMENT = "agreement.json"
 # of counts, if nobody says anything else
 NOISE = "epsilon=2,delta=1e-05,clip=1"
-EXACT, NOTHING = "exact", "none"
+EXACT = "exact"
+NOTHING = "none"
 RUN = re.compile(r"[0-9a-f]{16}")
 _CLIENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
 _REVISION = re.compile(
@@ -254,7 +255,8 @@ class Agreement(SampleTerms):
         `builder`.
         """
         recipe = self.recipe
-        build, dp = self.builder(pretrained), DP.parse(recipe.dp)
+        build = self.builder(pretrained)
+        dp = DP.parse(recipe.dp)
         return Setup(recipe.method, build, dataset, recipe.training, hardware, recipe.seed, dp=dp)
 
     def coordinators_setup(self) -> Setup:
@@ -267,9 +269,11 @@ class Agreement(SampleTerms):
         A silo looks for networks and files with values in the folder `pretrained`, by the last part
         of their names. Without it, as at the coordinator, the names are paths.
         """
-        recipe, method = self.recipe, self.recipe.method
+        recipe = self.recipe
+        method = self.recipe.method
         check_part(recipe.train, method.title(), averages=method.traits.averages)
-        model, weights = recipe.model, recipe.pretrained
+        model = recipe.model
+        weights = recipe.pretrained
         if pretrained is not None:
             model = own_network(model, pretrained)
             weights = str(_own(weights, pretrained)) if weights else ""
@@ -426,7 +430,9 @@ def no_samples(agreed: Agreement) -> Dataset:
     none = Samples(
         torch.empty(0, *agreed.shape, dtype=inputs.dtype), torch.empty(0, dtype=torch.int64)
     )
-    names, scale, augment = agreed.classes, (agreed.mean, agreed.std), agreed.augment
+    names = agreed.classes
+    scale = (agreed.mean, agreed.std)
+    augment = agreed.augment
     return Dataset(
         agreed.dataset, none, none, names, (), *scale, augment, agreed.labels, inputs=inputs
     )

@@ -161,7 +161,8 @@ def _read(line: str) -> tuple[Entry, str, bytes, str]:
     """Return entry, kind, payload and signature (in hexadecimal) of an envelope."""
     try:
         envelope = json.loads(line)
-        found, (signature,) = envelope["payloadType"], envelope["signatures"]
+        found = envelope["payloadType"]
+        (signature,) = envelope["signatures"]
         payload = b64decode(envelope["payload"], validate=True)
         proof = b64decode(signature["sig"], validate=True).hex()
         kind = next((kind for kind in _KINDS if keys.type_of(kind) == found), "")

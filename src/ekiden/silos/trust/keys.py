@@ -112,7 +112,8 @@ def _load_private(private: Path) -> Any:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     try:
-        secret, mode = private.read_bytes(), private.stat().st_mode
+        secret = private.read_bytes()
+        mode = private.stat().st_mode
     except OSError as error:
         raise UserError(f"cannot read the silo's key {private}: {error.strerror}") from None
     if os.name == "posix" and mode & 0o077:
@@ -173,7 +174,8 @@ def proves(public: str, kind: str, payload: bytes, signature: str) -> bool:
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    signed, how = _encoded(kind, payload), ec.ECDSA(hashes.SHA256())
+    signed = _encoded(kind, payload)
+    how = ec.ECDSA(hashes.SHA256())
     try:
         check(public).verify(bytes.fromhex(signature), signed, how)
     except (InvalidSignature, ValueError):

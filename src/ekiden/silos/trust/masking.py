@@ -70,7 +70,8 @@ class PartMasks:
         self._check_members()
         if before is not None and not isinstance(before, Masked):
             raise UserError(f"{self.party.name} received a sum that is not masked: refused")
-        part, name = summands(own), before.sum if before else self.name
+        part = summands(own)
+        name = before.sum if before else self.name
         self._use(name, custody.digest(wire.chunks(own)))
         chosen = custody.digest(wire.chunks(about))
         masks = [w.copy() for w in part.words]
@@ -111,7 +112,8 @@ class PartMasks:
 
     def _check_members(self) -> None:
         """Refuse a list of members that could show the part of a silo."""
-        me, names = self.party.name, [m.name for m in self.members]
+        me = self.party.name
+        names = [m.name for m in self.members]
         if not names:
             raise UserError(
                 f"{me} gives its part to a sum only under masks, and the request names no members: "

@@ -270,7 +270,8 @@ def check_claims(value: Any, samples: int) -> None:
             if not counts.numel() or counts.dtype == torch.bool:
                 # the method needs no counts, or only which classes there are
                 continue
-            total, least = float(counts.double().sum()), float(counts.min())
+            total = float(counts.double().sum())
+            least = float(counts.min())
             if least < 0 or (total != samples and not (isinstance(said, float) and said == 1)):
                 raise wire.WireError(
                     f"message says {total:g} training samples, its sender has {samples}: refused"

@@ -81,7 +81,8 @@ def report(telling: Exact, counts: Tensor, mine: int, silos: int = 0) -> SiloRep
     found = telling.figures(counts[mine], Wanted())
     errors = errors_of(found, task)
     for metric in task.metrics:
-        value, weighed = found.values.get(metric.name, nan), Weighed()
+        value = found.values.get(metric.name, nan)
+        weighed = Weighed()
         if silos >= FEWEST and metric.name in errors:
             weighed = Weighed.of(*errors[metric.name])
         # an error of nearly 0: no room, and no weight
@@ -164,8 +165,10 @@ def row_of(
     `shown` has the reports of those that show theirs. The first `results` models are the run's, the
     others clients' own.
     """
-    groups, task = agreed.subgroups, telling.counting.task
-    counts, divided = total.counts, None
+    groups = agreed.subgroups
+    task = telling.counting.task
+    counts = total.counts
+    divided = None
     if groups:
         counts, divided = counts[:results], counts[results:]
     personal = len(counts) > results
@@ -240,7 +243,8 @@ def _over_silos(
     """Return the mean of the headline metric over silos, and its spread and values where silos show
     them.
     """
-    means, metric = means_of(total, task), task.headline
+    means = means_of(total, task)
+    metric = task.headline
     found: dict[str, Any] = {"client_mean": means[metric.name]} if metric.name in means else {}
     each = [own[client].values.get(metric.name) if client in own else None for client in clients]
     known = torch.tensor([value for value in each if value is not None], dtype=torch.float64)

@@ -6,7 +6,8 @@ from ekiden.core.base.checks import Count, Positive
 from ekiden.core.data.augment import Augment
 from ekiden.readers.kinds import Images, terms
 
-_NOT_AUGMENTED, _IMAGES = Augment(), terms(Images())
+_NOT_AUGMENTED = Augment()
+_IMAGES = terms(Images())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,8 @@ class SampleTerms:
         in `but` are not compared.
         """
         for what, do in _ALIKE.items():
-            here, there = getattr(self, what), getattr(other, what)
+            here = getattr(self, what)
+            there = getattr(other, what)
             if here == there or what in but:
                 continue
             if isinstance(here, str):

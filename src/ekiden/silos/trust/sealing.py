@@ -31,7 +31,8 @@ _KEY_BYTES = 32
 # file in a run's folder at a silo
 SECRET = "secret.key"
 # kinds of what is signed
-KEY, _SEAL = "key", "seal"
+KEY = "key"
+_SEAL = "seal"
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,8 @@ def _in_pieces(
     cipher: Callable[[bytes, memoryview, None], bytes], data: bytes | memoryview, length: int
 ) -> bytes:
     """Encrypt or decrypt pieces of this length. An empty value is one piece, too."""
-    starts, view = range(0, max(1, len(data)), length), memoryview(data)
+    starts = range(0, max(1, len(data)), length)
+    view = memoryview(data)
     return b"".join(
         cipher(i.to_bytes(12, "little"), view[at : at + length], None)
         for i, at in enumerate(starts)
@@ -202,7 +204,8 @@ def unlock(
             f"{binding.recipient} has in this run: refused"
         )
     try:
-        wrapped, statement = bytes.fromhex(lock.wrapped), _statement(binding, lock.key)
+        wrapped = bytes.fromhex(lock.wrapped)
+        statement = _statement(binding, lock.key)
         if sender is not None and not (
             sender and keys.proves(sender, _SEAL, _signed(statement, wrapped), lock.signature)
         ):
@@ -224,7 +227,8 @@ def unlock(
 
 def vouched(reader: Reader, run: str, silos: Mapping[str, str]) -> bool:
     """Return whether the silo signed its key of this run."""
-    public, said = silos.get(reader.name, ""), key_text(run, reader.name, reader.key)
+    public = silos.get(reader.name, "")
+    said = key_text(run, reader.name, reader.key)
     return bool(public) and keys.proves(public, KEY, said, reader.proof)
 
 

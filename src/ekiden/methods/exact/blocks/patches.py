@@ -351,7 +351,8 @@ class Patches(nn.Module):
         b).
         """
         inverse = _inverse_contrast(pixels, bank.size)
-        (height, width, b), g = inverse.shape, self.how.pool
+        (height, width, b) = inverse.shape
+        g = self.how.pool
         inverse = (inverse * bank.unit).float().view(-1)
         read = _folded(pixels, bank.size)
         count = len(bank.thresholds)
