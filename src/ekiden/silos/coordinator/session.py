@@ -475,10 +475,17 @@ def _go(
             say(f"step {row['step']}: {told(notes)}")
 
     tests = partial(SiloTests, agreed=agreed)
-    every = plan.recipe.evaluate_every
-    skip = agreed.skips
     run = Run(
-        setup, clients, remote, tests, build, run_folder, every, told_of, skip=skip, elsewhere=True
+        setup,
+        clients,
+        remote,
+        tests,
+        build,
+        run_folder,
+        plan.recipe.evaluate_every,
+        told_of,
+        skip=agreed.skips,
+        elsewhere=True,
     )
     end = last(run.steps())
     metrics = tuple(end.trace.metrics)

@@ -25,7 +25,7 @@ from ekiden.silos.logs import numbers_in
 from ekiden.silos.silo import policy, told
 from ekiden.silos.silo.silo_file import Held, SiloFile
 from ekiden.silos.trust import custody, keys, sealing
-from ekiden.silos.trust.agreement import Agreement, Revision
+from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.custody import Entry
 from ekiden.silos.trust.parcel import Absence
 from ekiden.silos.trust.sealing import Party
@@ -285,17 +285,11 @@ def take_part(file: SiloFile, held: Held, terms: Agreement) -> Agreed:
         began = f"run {terms.run} begins: {terms.method} among {', '.join(terms.clients)}"
         log_request(file.folder, began, terms.run)
         if revision := terms.revision:
-            words = _told(revision, admission.folder.with_name(revision.run))
-            log_request(file.folder, f"run {terms.run} {words}", terms.run)
+            words = f"run {terms.run} replaces {revision.told()}"
+            before = admission.folder.with_name(revision.run)
+            if revision.change == "without" and before.exists():
+                words += f"; {before} still holds what {revision.client} gave: remove it"
+            log_request(file.folder, words, terms.run)
     private = sealing.kept_private(admission.folder)
     sealer = Party(file.name, terms.run, terms.digest, private, terms.silos, partial(sign, file))
     return Agreed(file, client, terms, worker, sealer, plan, admission, data)
-
-
-def _told(revision: Revision, before: Path) -> str:
-    """Return what the silo's owner should know about a run that replaces the one in the folder
-    `before`.
-    """
-    left = revision.change == "without" and before.exists()
-    more = f"; {before} still holds what {revision.client} gave: remove it" if left else ""
-    return f"replaces {revision.told()}{more}"
