@@ -140,7 +140,8 @@ def _by_coordinate(models: Sequence[Weights], cut: int) -> Weights:
     """The mean of each coordinate without the `cut` smallest and largest values."""
 
     def middle(parts: Sequence[Tensor]) -> Tensor:
-        return torch.stack(list(parts)).sort(0).values[cut : len(parts) - cut].mean(0)
+        ordered = torch.stack(list(parts)).sort(0).values
+        return ordered[cut : len(parts) - cut].mean(0)
 
     return Weights(
         middle([m.params for m in models]),
@@ -157,7 +158,8 @@ def _krum(points: Tensor, faulty: int) -> int:
     # precision.
     apart = torch.stack([(points - point).square().sum(1) for point in points])
     apart.fill_diagonal_(torch.inf)
-    return int(apart.sort(1).values[:, : len(points) - faulty - 2].sum(1).argmin())
+    nearest = apart.sort(1).values[:, : len(points) - faulty - 2]
+    return int(nearest.sum(1).argmin())
 
 
 def _weiszfeld(models: Sequence[Weights], weights: Sequence[float]) -> list[float]:

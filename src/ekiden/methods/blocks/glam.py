@@ -70,7 +70,8 @@ def aligned(
         loss = loss - rho * (F.softmax(reference, dim=1) * log_p).sum(1).mean()
     if previous is not None:
         log_q = F.log_softmax(previous, dim=1)
-        loss = loss + tau * ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(1).mean() / 2
+        apart = (log_p.exp() - log_q.exp()) * (log_p - log_q)
+        loss = loss + tau * apart.sum(1).mean() / 2
     return loss
 
 

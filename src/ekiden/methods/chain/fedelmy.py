@@ -277,9 +277,8 @@ class Paper:
             for place, difference in differences():
                 grad[place] += factors @ difference
 
-        return torch.stack([torch.linalg.vector_norm(d, dim=1) ** 2 for _, d in differences()]).sum(
-            0
-        ), add
+        parts = [torch.linalg.vector_norm(d, dim=1) ** 2 for _, d in differences()]
+        return torch.stack(parts).sum(0), add
 
 
 def paper_scale(loss: Tensor, d: Tensor) -> Tensor:

@@ -57,10 +57,9 @@ class ClassStatistics(NamedTuple):
 
     def moments(self, classes: int, features: int) -> "ClassMoments":
         """Return the statistics as full matrices."""
-        shapes = [tuple(part.shape) for part in self[:3]]
-        if shapes != [(classes,), (classes, features), (features,)] or self.factor.shape[:-1] != (
-            features,
-        ):
+        shapes = [tuple(part.shape) for part in self]
+        shapes[3] = shapes[3][:-1]
+        if shapes != [(classes,), (classes, features), (features,), (features,)]:
             raise UserError(
                 f"class statistics of shapes {shapes} do not fit this network of {classes} classes "
                 f"and {features} features: use the same model at every client"
@@ -135,7 +134,8 @@ class ClassMoments(NamedTuple):
     def compressed(self, rank: int) -> ClassStatistics:
         """Return the statistics as they travel, with `rank` directions."""
         values, vectors = torch.linalg.eigh(self.covariance)
-        factor = vectors[:, len(values) - rank :] * values[len(values) - rank :].clamp(min=0).sqrt()
+        first = len(values) - rank
+        factor = vectors[:, first:] * values[first:].clamp(min=0).sqrt()
         rest = (self.covariance.diagonal() - factor.square().sum(1)).clamp(min=0)
         return ClassStatistics(
             self.counts.long(), self.means.float(), rest.float(), factor.float().contiguous()

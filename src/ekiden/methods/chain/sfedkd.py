@@ -250,7 +250,8 @@ def complementary(shares: Tensor, k: int) -> list[int]:
     found: list[int] = []
     total = torch.zeros_like(shares[0])
     for _ in range(min(k, len(shares))):
-        gaps = ((total + shares) / (len(found) + 1) - 1 / shares.shape[1]).abs().sum(1)
+        means = (total + shares) / (len(found) + 1)
+        gaps = (means - 1 / shares.shape[1]).abs().sum(1)
         # each client teaches once
         gaps[found] = torch.inf
         found.append(int(gaps.argmin()))

@@ -78,7 +78,8 @@ class MeanScatter:
                 "more groups"
             )
         share = ((counts - 1).clamp(min=0) / (there - 1).clamp(min=1)).sqrt()
-        apart = (means - (sums / counts.clamp(min=1)).T) * (each.sqrt() * share)[..., None]
+        middle = (sums / counts.clamp(min=1)).T
+        apart = (means - middle) * (each.sqrt() * share)[..., None]
         return cls(counts, sums, apart[each > 0].T)
 
     def head(self, gamma: float, task: Task) -> Tensor:
@@ -165,8 +166,9 @@ class FedCOF(FeaturesOfClasses):
             if len(own):
                 groups = max(1, min(self.groups, len(own) // max(1, self.min_active)))
                 for g in range(groups):
-                    counts[g, c] = len(own[g::groups])
-                    means[g, c] = own[g::groups].mean(0)
+                    some = own[g::groups]
+                    counts[g, c] = len(some)
+                    means[g, c] = some.mean(0)
         return ClassMeans(counts, means)
 
     def cost(self, clients: int, model: Size) -> int:

@@ -281,18 +281,20 @@ class FedKrylov(FixedFeatures):
             client.work.forward += len(phi)
         u = torch.cat(kept.directions, 1).to(self._precision)
         centre = kept.chosen.centre.to(self._precision)
-        answers = torch.cat([(x.to(u) - centre) @ u for x in torch.split(phi, _ROWS)]).double()
+        blocks = [(x.to(u) - centre) @ u for x in torch.split(phi, _ROWS)]
+        answers = torch.cat(blocks).double()
         if self.exact:
             answers = (answers / answer_step(len(centre))).round()
         last = answers[:, -kept.directions[-1].shape[1] :]
         y = y.double()
         if not self.exact:
             return HeldAnswers(last.T @ answers, last.T @ y, last.sum(0))
-        parts = zip(*(torch.split(t, _ROWS) for t in (last, answers, y)), strict=True)
-        blocks = [
-            HeldAnswers((f.T @ g).long(), (f.T @ of).long(), f.sum(0).long()) for f, g, of in parts
-        ]
-        return reduce(HeldAnswers.plus, blocks)
+        sums = []
+        for f, g, of in zip(*(torch.split(t, _ROWS) for t in (last, answers, y)), strict=True):
+            inner = (f.T @ g).long()
+            products = (f.T @ of).long()
+            sums.append(HeldAnswers(inner, products, f.sum(0).long()))
+        return reduce(HeldAnswers.plus, sums)
 
     def _span(self, client: Client, totals: Multiplied) -> tuple[Span, Chosen]:
         """Return what the first client knows after one more lap."""

@@ -30,6 +30,7 @@ from ekiden.authoring import (
 )
 from ekiden.core.base.settings import derive
 from ekiden.core.base.sums import fixed, real
+from ekiden.core.engine import wire
 from ekiden.core.models.tables_and_texts import Indicators
 from ekiden.core.tasks import Classification, MultiLabel
 from ekiden.core.training.network import Network
@@ -286,7 +287,11 @@ class Trees(TableMethod):
         base = torch.zeros(forest.base.numel(), dtype=torch.float64)
         if isinstance(client.task, Classification):
             found = (labels * torch.tensor(client.task.weights or 1.0, dtype=torch.float64)).log()
-            base = found[1:] - found[:1] if len(base) < len(found) else found - found.mean()
+            # of two classes the trees tell one logit, else one of each class
+            first = found.mean()
+            if len(base) < len(found):
+                first, found = found[0], found[1:]
+            base = found - first
         elif isinstance(client.task, MultiLabel):
             base = (labels / (below[0, -1] + 1 - labels)).log()
         return Bins(edges, base.float().double())
@@ -327,7 +332,7 @@ class Trees(TableMethod):
     @on_client(gives="nothing")
     def finish(self, client: Client, model: Weights, totals: Histogram) -> Weights:
         """Return the trees, with the last level that follows from the totals."""
-        news = Splits(*(part.to(totals.cells.device) for part in self._best(client.state, totals)))
+        news = wire.placed(self._best(client.state, totals), totals.cells.device)
         grown = self._told(client.state, news)
         forest = cast(Forest, client.network(model))
         edges = F.pad(grown.edges, (0, 1), value=_FAR)
@@ -380,8 +385,10 @@ class Trees(TableMethod):
         """Return the columns (P, V, m) among which each node of this lap chooses, ascending."""
         width = len(s.edges)
         draw = torch.Generator().manual_seed(derive(s.seed, s.told))
-        noise = torch.rand(self.trees, 2 ** ((s.told - 1) % self.depth), width, generator=draw)
-        first: Tensor = noise.argsort(dim=2, stable=True)[:, :, : self._among(width)].sort(2).values
+        nodes = 2 ** ((s.told - 1) % self.depth)
+        noise = torch.rand(self.trees, nodes, width, generator=draw)
+        shuffled = noise.argsort(dim=2, stable=True)
+        first: Tensor = shuffled[:, :, : self._among(width)].sort(2).values
         return first
 
     def _among(self, width: int) -> int:
@@ -397,6 +404,7 @@ class Trees(TableMethod):
         whole = cells[:, :, :1].sum(3, keepdim=True)
         right = whole - left
         gain = self._score(left) + self._score(right) - self._score(whole)  # (P, V, m, B - 1)
+        # the mean second derivative of the outputs, on the side that has less of it
         lighter = torch.minimum(left[..., 1, :].mean(-1), right[..., 1, :].mean(-1))
         room = lighter >= max(self.min_hessian, 1e-12)
         gain = torch.where(room, gain, -1.0).flatten(2)
@@ -409,10 +417,13 @@ class Trees(TableMethod):
         if cells.shape[1] < 2 ** (self.depth - 1):
             return Splits(column, edge, torch.zeros(self.trees, 0, cells.shape[5]))
         whole = whole[:, :, 0, 0]
-        left = left.flatten(2, 3).take_along_dim(best[:, :, None, None, None], 2)[:, :, 0]
+        place = best[:, :, None, None, None]
+        left = left.flatten(2, 3).take_along_dim(place, 2)[:, :, 0]
         left = torch.where(splits[:, :, None, None], left, whole)
-        below = self._step(torch.stack([left, whole - left], 2).flatten(1, 2))  # (P, 2V, C)
-        return Splits(column, edge, (-self.shrinkage / self.trees * below).float())
+        both = torch.stack([left, whole - left], 2).flatten(1, 2)
+        below = self._step(both)  # (P, 2V, C)
+        leaves = -self.shrinkage / self.trees * below
+        return Splits(column, edge, leaves.float())
 
     def _score(self, sums: Tensor) -> Tensor:
         """Return Σ G²/(H + λ) over the outputs, of sums (..., 2, C)."""

@@ -222,10 +222,9 @@ class UAPDFL(PersonalMethod):
         head = client.head
         n = cast(Heard, client.state).n
         near = [k for k, is_near in zip(n, similar, strict=True) if is_near]
-        model = (~head).put(mean([(~head).of(model), *bases], [client.n, *n]), model)
-        return self.train(
-            client, head.put(mean([head.of(model), *heads], [client.n, *near]), model), round
-        )
+        base = mean([(~head).of(model), *bases], [client.n, *n])
+        own = mean([head.of(model), *heads], [client.n, *near])
+        return self.train(client, head.put(own, (~head).put(base, model)), round)
 
     def train(self, client: Client, model: Weights, round: int) -> Weights:
         """Train on ℓ + μ‖g(X_unit) - I_avg^Aux‖²."""

@@ -137,7 +137,8 @@ class CoBoosting(DistillingMethod):
 
         lr = self.distill_lr * (1 + math.cos(math.pi * epoch / self.distill_epochs)) / 2
         self.distil(fed, student, momentum, pool, lr, loss_of)
-        fed.work.add(Work((2 * len(members) + 1) * len(pool), (len(members) + 1) * len(pool)))
+        n = len(members)
+        fed.work.add(Work((2 * n + 1) * len(pool), (n + 1) * len(pool)))
         weights = wire.placed(teacher.weights, torch.device("cpu"))
         return replace(s, weights=weights, pool=pool, labels=labels)
 

@@ -299,7 +299,8 @@ def sandwiched(squares: Tensor, products: Tensor, w: Tensor, ridge: float) -> Te
     # in the eigenvectors of both squares the equation is diagonal
     left, v = torch.linalg.eigh(squares)
     right, q = torch.linalg.eigh(w.T @ w)
-    inner = (v.T @ products @ q) / (ridge + left.clamp(min=0)[:, None] * right.clamp(min=0))
+    squared = left.clamp(min=0)[:, None] * right.clamp(min=0)
+    inner = (v.T @ products @ q) / (ridge + squared)
     gain: Tensor = v @ inner @ q.T
     return gain
 

@@ -254,7 +254,8 @@ def class_mean(heads: Sequence[Tensor], counts: Tensor) -> Tensor:
     """
     shares = class_shares(counts)
     shares[:, counts.sum(0) == 0] = 1 / len(heads)
-    return (shares[:, :, None] * torch.stack([h.double() for h in heads])).sum(0).float()
+    each = torch.stack([h.double() for h in heads])
+    return (shares[:, :, None] * each).sum(0).float()
 
 
 def own_units(kept: KeptLayers, forms: Sequence[Form], head: Tensor) -> list[Tensor]:

@@ -37,7 +37,8 @@ def destroy(x: Tensor) -> Tensor:
     """
     if x.ndim != 4 or min(x.shape[2:]) < 4:
         numbers = x.reshape(len(x), -1)
-        return numbers.gather(1, torch.rand(numbers.shape).argsort(1).to(x.device)).view(x.shape)
+        order = torch.rand(numbers.shape).argsort(1)
+        return numbers.gather(1, order.to(x.device)).view(x.shape)
     result = x.clone()
     kinds = torch.randint(7, (len(x),)).to(x.device)
     # in 16 bits pixels would be rounded, and their places lost
@@ -81,10 +82,10 @@ def blur(x: Tensor) -> Tensor:
         kernel = torch.exp(-((offsets / sigma[:, None]) ** 2) / 2) * (
             offsets.abs() <= size[:, None] // 2
         )
-        kernels.append(
-            (kernel / kernel.sum(1, keepdim=True)).repeat_interleave(channels, 0).to(x)[:, None]
-        )
-    rows = F.pad(x, (4, 4, 4, 4), mode="replicate").reshape(1, n * channels, height + 8, width + 8)
+        kernel = kernel / kernel.sum(1, keepdim=True)
+        kernels.append(kernel.repeat_interleave(channels, 0).to(x)[:, None])
+    padded = F.pad(x, (4, 4, 4, 4), mode="replicate")
+    rows = padded.reshape(1, n * channels, height + 8, width + 8)
     rows = F.conv2d(rows, kernels[0][..., None], groups=n * channels)
     return F.conv2d(rows, kernels[1][:, :, None], groups=n * channels).reshape(x.shape)
 
@@ -148,7 +149,8 @@ def rotate(x: Tensor) -> Tensor:
     degrees.
     """
     side = min(x.shape[2:]) // 2
-    return turn(x, torch.randint(x.shape[2] - side + 1, (len(x),)), torch.randint(1, 4, (len(x),)))
+    start = torch.randint(x.shape[2] - side + 1, (len(x),))
+    return turn(x, start, torch.randint(1, 4, (len(x),)))
 
 
 def turn(x: Tensor, start: Tensor, turns: Tensor) -> Tensor:

@@ -378,8 +378,13 @@ def features(client: Client, model: Weights) -> tuple[Tensor, Tensor]:
     CPU.
     """
     with torch.no_grad():
-        seen = [(client.probe(x, model)[0].cpu(), y.cpu()) for x, y in client.batches(passes=0)]
-    x, y = (torch.cat(parts) for parts in zip(*seen, strict=True))
+        features = []
+        labels = []
+        for x, y in client.batches(passes=0):
+            features.append(client.probe(x, model)[0].cpu())
+            labels.append(y.cpu())
+    x = torch.cat(features)
+    y = torch.cat(labels)
     if not x.isfinite().all():
         raise UserError(
             f"{client.name}: the extractor gives NaN or infinity: check its weights and this "

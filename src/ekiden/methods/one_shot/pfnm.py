@@ -92,7 +92,9 @@ class PFNM(MatchingMethod, OneShot):
             rows = []
             precisions = []
             for model, reader, known in zip(models, above, precise, strict=True):
-                own = model[i].double() if i == 0 else forms[i].split(model[i].double())[1]
+                own = model[i].double()
+                if i:
+                    own = forms[i].split(own)[1]
                 # what reads a unit: a row of outgoing weights for each unit
                 out = forms[i + 1].split(reader)[0].transpose(0, 1).flatten(1)
                 rows.append(torch.cat([own, out], 1))
@@ -105,7 +107,8 @@ class PFNM(MatchingMethod, OneShot):
             units, atoms = match(rows, precisions, prior, self, generator)
             mine = atoms[:, : own.shape[1]]
             outgoing = atoms[:, own.shape[1] :]
-            incoming = outgoing.reshape(len(atoms), -1, forms[i + 1].fan).transpose(0, 1).flatten(1)
+            blocks = outgoing.reshape(len(atoms), -1, forms[i + 1].fan)
+            incoming = blocks.transpose(0, 1).flatten(1)
             merged[0] = torch.cat([incoming, merged[0]], 1)
             merged.insert(0, mine)
             above = []
@@ -113,7 +116,8 @@ class PFNM(MatchingMethod, OneShot):
                 own = model[i].double()
                 rest = own.new_zeros(len(atoms), own.shape[1])
                 above.append(rest.index_copy(0, places, own))
-            precise = [torch.full((len(atoms),), 1 / self.sigma, dtype=torch.float64)] * len(models)
+            known = torch.full((len(atoms),), 1 / self.sigma, dtype=torch.float64)
+            precise = [known] * len(models)
         return merged
 
     def output_bias(self, biases: Sequence[Tensor], shares: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.core.base.checks import Range
+from ekiden.core.engine import wire
 from ekiden.core.engine.method import Chooser
 from ekiden.core.models.tables_and_texts import Linear
 from ekiden.core.tasks import Classification, Need, Regression, Survival
@@ -294,7 +295,8 @@ class GLM(TableMethod):
                 "the coefficients received are of other columns: use the same data schema "
                 "everywhere"
             )
-        return Coefficients(at.values.cpu(), at.step.cpu(), at.likelihood, at.inverse.cpu())
+        found: Coefficients = wire.placed(at, torch.device("cpu"))
+        return found
 
     def _targets(self, client: Client, y: Tensor) -> Tensor:
         """Return targets (n, K) float64: standardised, or counts; or times, relative to the mean,

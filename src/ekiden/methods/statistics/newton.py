@@ -227,28 +227,30 @@ def _parts(family: Family, x: Tensor, y: Tensor, values: Tensor, *, first: bool)
             return _counts(x, y.double(), values)
     rest = y.double() - x @ values.T
     hessian = (x.T @ x).expand(len(values), -1, -1)
-    return _Parts(rest.T @ x, hessian, y.double().square().sum(0), -rest.square().sum() / 2)
+    squares = y.double().square().sum(0)
+    return _Parts(rest.T @ x, hessian, squares, -rest.square().sum() / 2)
 
 
 def _classes(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
     """Return the parts of logistic regression, binary or multinomial."""
     width = x.shape[1]
-    logs = F.pad(x @ values.view(-1, width).T, (1, 0)).log_softmax(1)
+    scores = x @ values.view(-1, width).T
+    # of the first class, the reference, they are 0
+    logs = F.pad(scores, (1, 0)).log_softmax(1)
     p = logs.exp()[:, 1:]
     rest = F.one_hot(y, logs.shape[1])[:, 1:] - p
     others = p.shape[1]
     hessian = torch.empty(others, width, others, width, dtype=torch.float64, device=x.device)
     for a in range(others):
         for b in range(a, others):
-            same = float(a == b)
-            block = x.T @ ((same * p[:, a] - p[:, a] * p[:, b])[:, None] * x)
+            weights = float(a == b) * p[:, a] - p[:, a] * p[:, b]
+            block = x.T @ (weights[:, None] * x)
             hessian[a, :, b] = block
             hessian[b, :, a] = block.T
     size = others * width
     likelihood = logs.gather(1, y[:, None]).sum()
-    return _Parts(
-        (rest.T @ x).view(1, -1), hessian.view(1, size, size), torch.zeros(1).to(x), likelihood
-    )
+    gradient = (rest.T @ x).view(1, -1)
+    return _Parts(gradient, hessian.view(1, size, size), torch.zeros(1).to(x), likelihood)
 
 
 def _counts(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
@@ -292,12 +294,12 @@ def _times(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
     x = x[order, :-1]
     time = y[order, 0]
     event = y[order, 1]
-    gradient = torch.zeros(1, x.shape[1] + 1).to(x)
-    hessian = torch.zeros(1, x.shape[1] + 1, x.shape[1] + 1).to(x)
+    width = x.shape[1]
+    gradient = torch.zeros(1, width + 1).to(x)
+    hessian = torch.zeros(1, width + 1, width + 1).to(x)
     if not len(x):
-        return _Parts(
-            gradient, hessian + 0 * values.sum(), torch.zeros(1).to(x), torch.zeros(()).to(x)
-        )
+        nothing = hessian + 0 * values.sum()
+        return _Parts(gradient, nothing, gradient[:, 0], gradient[0, 0])
     eta = x @ values[0, :-1]
     w = (eta - eta.max()).exp()
     wx = w[:, None] * x
@@ -305,9 +307,9 @@ def _times(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
     times, place = torch.unique_consecutive(time, return_inverse=True)
     # the place of the last who is at risk at each time
     last = torch.bincount(place).cumsum(0) - 1
-    of_time = torch.zeros(len(times), 2 + x.shape[1]).to(x)
-    ones = torch.ones_like(time)[:, None]
-    of_time = of_time.index_add(0, place, torch.cat([ones, w[:, None], wx], 1) * event[:, None])
+    each = torch.column_stack([torch.ones_like(time), w, wx])
+    of_time = torch.zeros(len(times), 2 + width).to(x)
+    of_time = of_time.index_add(0, place, each * event[:, None])
     deaths = of_time[:, 0].detach()
     dying = of_time[:, 1]
     dying_x = of_time[:, 2:]
@@ -315,12 +317,15 @@ def _times(x: Tensor, y: Tensor, values: Tensor) -> _Parts:
     # From here on there is a row for each event; `at` is its time.
     at = place[who]
     # Efron: of events at one time, the share that has already left when this one occurs.
-    left = (event.cumsum(0)[who] - deaths.cumsum(0)[at] + deaths[at] - 1) / deaths[at]
+    earlier = event.cumsum(0)[who] - deaths.cumsum(0)[at] + deaths[at] - 1
+    left = earlier / deaths[at]
     at_risk = w.cumsum(0)[last][at] - left * dying[at]
-    means = (wx.cumsum(0)[last][at] - left[:, None] * dying_x[at]) / at_risk[:, None]
+    totals = wx.cumsum(0)[last][at] - left[:, None] * dying_x[at]
+    means = totals / at_risk[:, None]
     hazard = torch.zeros_like(dying).index_add(0, at, 1 / at_risk)
     tied = torch.zeros_like(dying).index_add(0, at, left / at_risk)
-    expected = w * (hazard.flip(0).cumsum(0).flip(0)[place] - event * tied[place])
+    cumulative = hazard.flip(0).cumsum(0).flip(0)
+    expected = w * (cumulative[place] - event * tied[place])
     gradient[0, :-1] = x.T @ (event - expected)
     gradient[0, -1] = event.sum()
     hessian[0, :-1, :-1] = x.T @ (expected[:, None] * x) - means.T @ means
@@ -373,15 +378,18 @@ def solved(formula: Formula, before: Coefficients, totals: Derivatives) -> Solut
     """Return the estimates and their covariances after the last lap."""
     gradient, hessian = totals.real()
     after = _step(formula, before, totals)
+    squares = totals.squares.cpu().double() / _UNIT
     if formula.family == "linear" and after is not None:
-        free = totals.samples - int((hessian.diagonal(dim1=1, dim2=2)[0] > 0).sum())
+        used = hessian[0].diagonal() > 0
+        free = totals.samples - int(used.sum())
         if free < 1:
             few = f"{totals.samples} samples are too few for {len(formula.names)} coefficients"
             raise UserError(f"{few}: leave columns out")
         b = after.values
-        rest = totals.squares.cpu().double() / _UNIT - (b * gradient).sum(1)
+        rest = squares - (b * gradient).sum(1)
         if formula.ridge:
-            rest -= (b * (gradient - (hessian @ b[:, :, None])[:, :, 0])).sum(1)
+            explained = (hessian @ b[:, :, None])[:, :, 0]
+            rest -= (b * (gradient - explained)).sum(1)
         # where there are hardly any errors, this difference of sums is rounding: report 0
         rounding = _RESOLVED / _UNIT * (1 + b.abs().sum(1))
         rest = torch.where(rest > rounding, rest, 0.0)
@@ -402,10 +410,11 @@ def solved(formula: Formula, before: Coefficients, totals: Derivatives) -> Solut
     values = after.values
     hazard = torch.zeros(0)
     if formula.family == "cox":
-        if max(map(float, (totals.squares.max(), *totals.hazard.flatten()))) >= _FAR * _UNIT:
+        most = max(map(float, (totals.squares.max(), *totals.hazard.flatten())))
+        if most >= _FAR * _UNIT:
             raise UserError(_NO_ROOM.format("the hazards of samples differ too much"))
         # With this constant, events are expected as often as they occur if the hazard is constant.
-        values[:, -1] = (gradient[:, -1] / (totals.squares.cpu().double() / _UNIT)).log()
+        values[:, -1] = (gradient[:, -1] / squares).log()
         count, exposure = (totals.hazard.cpu().double() / _UNIT).numpy()
         hazard = torch.from_numpy(baseline(count, exposure, _FEWEST)) / values[0, -1].exp()
         if len(hazard) and not hazard.any():

@@ -106,7 +106,8 @@ class RandomUnits(nn.Module):
         numbers = self._drawn(seed)[:UNITS]
         rows = (numbers[:, 1:] / 4).floor()
         self.matrix.copy_(rows)
-        self.bias.copy_((numbers[:, 0] * rows.square().sum(1).sqrt() / (4 * DEVIATION)).floor())
+        length = rows.square().sum(1).sqrt()
+        self.bias.copy_((numbers[:, 0] * length / (4 * DEVIATION)).floor())
 
     def samples(self, seed: int) -> Tensor:
         """(n, inputs) normal numbers that do not depend on each other."""

@@ -297,9 +297,10 @@ def thin_ridge(
     cross = m.products.T
 
     def solved(share: float) -> tuple[Tensor, float, float]:
-        found, trace = thin_solve(diagonal + share * m.n, rows, cross)
-        rest = m.spread - float((found * cross).sum()) - share * m.n * float(found.square().sum())
-        return found, max(rest, 0.0), 1 + len(diagonal) - share * m.n * trace
+        level = share * m.n
+        found, trace = thin_solve(diagonal + level, rows, cross)
+        rest = m.spread - float((found * cross).sum()) - level * float(found.square().sum())
+        return found, max(rest, 0.0), 1 + len(diagonal) - level * trace
 
     chosen = _least_gcv(lambda share: solved(share)[1:], m.n, _grid(penalty))
     weight, _, freedom = solved(chosen)
@@ -321,13 +322,12 @@ def thin_solve(diagonal: Tensor, rows: Tensor, right: Tensor) -> tuple[Tensor, f
     inverse = 1 / diagonal
     # ER
     scaled = inverse[:, None] * rows
-    core = torch.linalg.cholesky(torch.eye(rows.shape[1], dtype=torch.float64) + rows.T @ scaled)
+    eye = torch.eye(rows.shape[1], dtype=torch.float64)
+    core = torch.linalg.cholesky(eye + rows.T @ scaled)
     found = inverse[:, None] * right
     found = found - scaled @ torch.cholesky_solve(rows.T @ found, core)
-    trace = (
-        inverse.sum() - torch.linalg.solve_triangular(core, scaled.T, upper=False).square().sum()
-    )
-    return found, float(trace)
+    turned = torch.linalg.solve_triangular(core, scaled.T, upper=False)
+    return found, float(inverse.sum() - turned.square().sum())
 
 
 def answers(head: Head, m: Moments, scatter: Tensor) -> Moments:
@@ -401,30 +401,24 @@ def label_logits(head: Head, m: Moments) -> Head:
     """
     with_ = (m.n + m.targets) / 2
     without = (m.n - m.targets) / 2
-    # Σ z of the samples with and without the label
-    both = (
-        (m.total + m.products) / 2,
-        (m.total - m.products) / 2,
-    )
-    first, second = (
-        (head.weight * part).sum(1) / count.clamp(min=1)
-        for part, count in zip(both, (with_, without), strict=True)
-    )
+    # mean scores of the samples with and without the label, from Σ z of them
+    first = (head.weight * ((m.total + m.products) / 2)).sum(1) / with_.clamp(min=1)
+    second = (head.weight * ((m.total - m.products) / 2)).sum(1) / without.clamp(min=1)
     power = ((head.weight @ m.scatter) * head.weight).sum(1)
-    variance = (power - with_ * first.square() - without * second.square()).clamp(min=0) / m.n
+    within = power - with_ * first.square() - without * second.square()
+    variance = within.clamp(min=0) / m.n
     larger = 1 / (1 - min(head.freedom, 0.9))
     first = 1 - (1 - first - head.bias) * larger
     second = -1 + (second + head.bias + 1) * larger
     gap = (first - second).clamp(min=0)
     # ratio of two Gaussians with one variance: slope (m₁ - m₀)/σ², zero at their middle
-    slope = torch.minimum(
-        gap / (variance * larger**2).clamp(min=1e-12), 2 * log(m.n + 2) / gap.clamp(min=1e-12)
-    )
+    most = 2 * log(m.n + 2) / gap.clamp(min=1e-12)
+    slope = torch.minimum(gap / (variance * larger**2).clamp(min=1e-12), most)
     slope = torch.where((with_ > 0) & (without > 0), slope, 0.0)
     odds = ((with_ + 0.5) / (without + 0.5)).log()
-    return head._replace(
-        weight=head.weight * slope[:, None], bias=odds + slope * (head.bias - (first + second) / 2)
-    )
+    middle = (first + second) / 2
+    bias = odds + slope * (head.bias - middle)
+    return head._replace(weight=head.weight * slope[:, None], bias=bias)
 
 
 def calibrated(head: Head, m: Moments) -> Head:

@@ -132,10 +132,12 @@ class Labels(NamedTuple):
         if not fits or (targets.square() > n * powers * (1 + 1e-6)).any():
             raise UserError(_IMPOSSIBLE)
         # A device may round sums a little.
-        far = torch.stack(
-            [(targets - powers).abs().max(), (targets - targets.round()).abs().max()]
-        ).max()
-        if classes and max(float(far), abs(float(targets.sum()) - n)) > 1e-3 + 1e-6 * n:
+        far = max(
+            float((targets - powers).abs().max()),
+            float((targets - targets.round()).abs().max()),
+            abs(float(targets.sum()) - n),
+        )
+        if classes and far > 1e-3 + 1e-6 * n:
             raise UserError(_IMPOSSIBLE)
         return self
 
@@ -180,7 +182,8 @@ class OpeningSums(NamedTuple):
                 torch.tensor([n * _REACH, n * _REACH**2]),
             ]
         )
-        if (matrix.abs() > _SLACK * most.to(matrix)).any() or (matrix[:, -1] < 0).any():
+        above = matrix.abs() > _SLACK * most.to(matrix)
+        if above.any() or (matrix[:, -1] < 0).any():
             raise UserError(_IMPOSSIBLE)
         return OpeningSums(
             self.sums, labels, self.held.checked(outputs, self.sums, classes=classes)

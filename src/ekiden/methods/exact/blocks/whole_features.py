@@ -312,7 +312,8 @@ class PatchFeatures(WholeFeatures):
             sizes, torch.split(self.get_buffer("filters"), parts), strict=True
         ):
             filters = part.view(count, -1)
-            if (filters.sum(1) != 0).any() or float(filters.abs().sum(1).max()) * 2 * 255 > EXACT:
+            most = float(filters.abs().sum(1).max())
+            if (filters.sum(1) != 0).any() or most * 2 * 255 > EXACT:
                 raise UserError(
                     "the filters received do not sum to zero, or are too large for exact sums: "
                     "refused"

@@ -129,7 +129,8 @@ def layer_inputs(module: nn.Module, x: Tensor, *, mean: bool) -> Tensor:
     dilation = cast(tuple[int, int], module.dilation)
     if mean:
         x = x.mean(0, keepdim=True)
-        if any(n < d * (k - 1) + 1 for n, k, d in zip(x.shape[2:], kernel, dilation, strict=True)):
+        sides = zip(x.shape[2:], kernel, dilation, strict=True)
+        if any(n < d * (k - 1) + 1 for n, k, d in sides):
             x = F.pad(x, module._reversed_padding_repeated_twice)
         patches = F.unfold(x, kernel, dilation, stride=2)
     else:
@@ -164,9 +165,8 @@ def thin(projector: Tensor) -> Tensor:
         pivot = int(left.argmax())
         if float(left[pivot]) <= least:
             return factor[:, :k].to(projector.dtype).contiguous()
-        column = (projector[:, pivot].double() - factor[:, :k] @ factor[pivot, :k]) / left[
-            pivot
-        ].sqrt()
+        rest = projector[:, pivot].double() - factor[:, :k] @ factor[pivot, :k]
+        column = rest / left[pivot].sqrt()
         factor[:, k] = column
         # what is left on the diagonal of P - F Fᵀ
         left -= column**2
@@ -447,11 +447,14 @@ def _inputs(
     if plain is not None:
         return torch.cat([_positions(layer, network, plain(x)) for x, _ in calls], 1)
     module = network.get_submodule(layer.name)
-    rows = [layer_inputs(module, x, mean=False) for x, _ in calls]
-    every = torch.cat(
-        [r.view(len(x), -1, r.shape[1]) for r, (x, _) in zip(rows, calls, strict=True)], 1
-    )
-    return F.pad(every, (0, 1), value=1.0) if layer.bias is not None else every
+    parts = []
+    for x, _ in calls:
+        rows = layer_inputs(module, x, mean=False)
+        parts.append(rows.view(len(x), -1, rows.shape[1]))
+    every = torch.cat(parts, 1)
+    if layer.bias is not None:
+        every = F.pad(every, (0, 1), value=1.0)
+    return every
 
 
 def _positions(layer: Layer, network: nn.Module, values: Tensor) -> Tensor:
