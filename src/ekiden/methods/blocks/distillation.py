@@ -80,7 +80,8 @@ class Distillation(Objective):
         d = own * divergence(soft[:own], target[:own], y, self.form)
         if own < len(x):
             d = d + (len(x) - own) * kl(soft[own:], target[own:])
-        return self.task.mean_loss(logits[:own], y) + self.factor * self.temperature**2 * d / len(x)
+        loss = self.task.mean_loss(logits[:own], y)
+        return loss + self.factor * self.temperature**2 * d / len(x)
 
     def _of_task(self, outputs: Tensor, y: Tensor, answers: Tensor) -> Tensor:
         """Return the same loss for another task, D being its distance; the first outputs have
@@ -136,7 +137,10 @@ def scrambled(x: Tensor) -> Tensor:
     x = Augment(crop=x.shape[2] // 4, flip=True, rotation=180)(x)
     corner = torch.ones(len(x), 1, 1, 1, dtype=torch.bool)
     for axis in (2, 3):
-        line = torch.arange(x.shape[axis]).view((-1, 1) if axis == 2 else (1, -1))
+        line = torch.arange(x.shape[axis])
+        if axis == 2:
+            line = line[:, None]
         start = torch.randint(x.shape[axis], (len(x), 1, 1, 1))
-        corner = corner & ((line < start) ^ (torch.rand(len(x), 1, 1, 1) < 0.5))
+        other_side = torch.rand(len(x), 1, 1, 1) < 0.5
+        corner = corner & ((line < start) ^ other_side)
     return torch.where(corner.to(x.device), x, x[other])

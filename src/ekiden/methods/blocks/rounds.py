@@ -218,7 +218,8 @@ def shortened(
     if not longest:
         return dict(models)
     short = {k: clipped(m, start, longest) for k, m in models.items()}
-    fed.note(CLIPPED, {k: _apart(m, start) for k, m in models.items() if short[k] is not m})
+    lengths = {k: _apart(m, start) for k, m in models.items() if short[k] is not m}
+    fed.note(CLIPPED, lengths)
     return short
 
 

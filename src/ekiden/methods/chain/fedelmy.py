@@ -238,7 +238,8 @@ class Paper:
     def scales(self, d: Tensor, loss: Tensor) -> Tensor:
         """Return the weights of distances `d` (S,) in the loss, in float64."""
         d = d.double()
-        scales = (-self.alpha / len(d) * paper_scale(loss, d.mean())).repeat(len(d))
+        away = -self.alpha / len(d) * paper_scale(loss, d.mean())
+        scales = away.repeat(len(d))
         scales[0] += self.beta * paper_scale(loss, d[0])
         return scales
 

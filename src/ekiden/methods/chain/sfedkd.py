@@ -134,9 +134,8 @@ class SFedKD(OrderedMethod):
         """Return a_t and b_t of the teachers."""
         if s.counts is None or not s.teachers:
             return (), ()
-        d = discrepancies(
-            s.counts, [fed.clients.index(t.owner) for t in s.teachers], fed.clients.index(student)
-        )
+        teachers = [fed.clients.index(t.owner) for t in s.teachers]
+        d = discrepancies(s.counts, teachers, fed.clients.index(student))
         return normalised(1 - d), normalised(d)
 
     @on_client(gives="model")
@@ -270,4 +269,6 @@ def discrepancies(counts: Tensor, rows: Sequence[int], student: int) -> Tensor:
 def normalised(weights: Tensor) -> tuple[float, ...]:
     """Return the weights divided by their sum; uniform if all are 0."""
     total = float(weights.sum())
-    return tuple((weights / total).tolist()) if total > 0 else (1 / len(weights),) * len(weights)
+    if not total > 0:
+        return (1 / len(weights),) * len(weights)
+    return tuple((weights / total).tolist())

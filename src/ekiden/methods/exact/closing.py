@@ -352,7 +352,8 @@ def _with_lap(s: State) -> State:
     """Return a method's state as one with a lap that has not begun."""
     if isinstance(s, Lap):
         return s
-    return _state(cast(Any, type(s)))(**{f.name: getattr(s, f.name) for f in fields(s)})
+    values = {f.name: getattr(s, f.name) for f in fields(s)}
+    return _state(cast(Any, type(s)))(**values)
 
 
 def _order(clients: Sequence[str], body: Ref[Weights] | Weights) -> tuple[str, ...]:

@@ -77,7 +77,8 @@ class MeanScatter:
                 "fedcof estimates variances from several means of a class: give more clients, or "
                 "more groups"
             )
-        share = ((counts - 1).clamp(min=0) / (there - 1).clamp(min=1)).sqrt()
+        free = (counts - 1).clamp(min=0)
+        share = (free / (there - 1).clamp(min=1)).sqrt()
         middle = (sums / counts.clamp(min=1)).T
         apart = (means - middle) * (each.sqrt() * share)[..., None]
         return cls(counts, sums, apart[each > 0].T)
@@ -103,7 +104,8 @@ class MeanScatter:
         weight = (found / found.norm(dim=0).clamp(min=1e-30)).T
         products = self.sums.T @ weight.T
         spread = weight @ self.rows
-        scatter = spread @ spread.T + products.T @ (products / self.counts.clamp(min=1)[:, None])
+        means = products / self.counts.clamp(min=1)[:, None]
+        scatter = spread @ spread.T + products.T @ means
         m = heads.Moments.unscaled(n, scatter, products, self.counts, self.counts, products.sum(0))
         scored = heads.Head(
             torch.eye(len(weight), dtype=torch.float64), torch.where(self.counts > 0, 0.0, -1e9)

@@ -293,9 +293,8 @@ class FedGram(FixedFeatures):
         """Return the head of all from the totals."""
         m = heads.moments(totals.sums, task.unit)
         head = heads.ridge(m, self.ridge)
-        return Common(
-            totals.settled, *(t.float() for t in (m.mean, m.scale, head.weight, head.bias))
-        )
+        parts = (m.mean, m.scale, head.weight, head.bias)
+        return Common(totals.settled, *(part.float() for part in parts))
 
     @on_client(gives=lambda m: "model" if m.personal else None)
     def personalise(self, client: Client, model: Weights, common: Common) -> Weights:

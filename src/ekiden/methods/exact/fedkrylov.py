@@ -157,14 +157,15 @@ class FedKrylov(FixedFeatures):
                 "the features received are of another kind than here: use the same method and data "
                 "kind"
             )
-        sums = torch.zeros(phi.shape[1], y.shape[1] + 2, dtype=torch.float64, device=phi.device)
+        width = phi.shape[1]
+        sums = torch.zeros(width, y.shape[1] + 2, dtype=torch.float64, device=phi.device)
         for block, of in zip(torch.split(phi, _ROWS), torch.split(y, _ROWS), strict=True):
             x = block.double() - centre
             products = x.T @ of.double()
             sums += torch.column_stack([products, x.sum(0), x.square().sum(0)])
         held = self._labels(self._counted(client, self.summed(client, held_out=True)))
         own = OpeningSums(self._columns(sums), self._labels(y), held)
-        kind = (phi.shape[1], y.shape[1], isinstance(client.task, Classification))
+        kind = (width, y.shape[1], isinstance(client.task, Classification))
         return client.added(before, own, chosen, lambda sums: sums.checked(*kind))
 
     @on_client(gives="summary")

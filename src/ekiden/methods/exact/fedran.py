@@ -93,8 +93,8 @@ class Scatter:
     def of(cls, phi: Tensor, y: Tensor, classes: int) -> "Scatter":
         """Return that of features (n, D) with labels (n,)."""
         counts = torch.bincount(y, minlength=classes).double()
-        means = torch.zeros(phi.shape[1], classes, dtype=torch.float64).index_add_(1, y, phi.T)
-        means /= counts.clamp(min=1)
+        sums = torch.zeros(phi.shape[1], classes, dtype=torch.float64).index_add_(1, y, phi.T)
+        means = sums / counts.clamp(min=1)
         rows = phi.T - means[:, y]
         return cls(counts, means, rows, rows.square().sum(1))
 
@@ -102,8 +102,9 @@ class Scatter:
     def read(cls, told: SketchedScatter) -> "Scatter":
         """Return what another party told."""
         counts = told.counts.cpu().double()
-        squares = told.squares.cpu().double()
-        return cls(counts, told.means.matrix().cpu(), told.sketch.matrix().cpu(), squares)
+        means = told.means.matrix().cpu()
+        rows = told.sketch.matrix().cpu()
+        return cls(counts, means, rows, told.squares.cpu().double())
 
     def plus(self, other: "Scatter") -> "Scatter":
         """Return that of the samples of both: the class means differ, so a row for each class joins

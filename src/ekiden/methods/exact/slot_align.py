@@ -139,9 +139,8 @@ class Alignment:
             scatter += partial @ c.scatter @ partial.T + c.n * torch.outer(shift, shift)
             products += c.classes @ partial.T + torch.outer(c.counts, shift)
         variance = scatter.diagonal().clone()
-        scale = torch.where(
-            variance > _FLOOR * variance.mean(), (n / variance.clamp(min=1e-30)).sqrt(), 0.0
-        )
+        inverse = (n / variance.clamp(min=1e-30)).sqrt()
+        scale = torch.where(variance > _FLOOR * variance.mean(), inverse, 0.0)
         scatter = scatter * torch.outer(scale, scale)
         products = products * scale
         return heads.Moments(
@@ -150,9 +149,8 @@ class Alignment:
 
     def partial(self, tau: float) -> list[Tensor]:
         """Return (1 - τ)I + τA_k of each client."""
-        return [
-            (1 - tau) * torch.eye(len(self.mean), dtype=torch.float64) + tau * a for a in self.maps
-        ]
+        eye = torch.eye(len(self.mean), dtype=torch.float64)
+        return [(1 - tau) * eye + tau * a for a in self.maps]
 
     def own(self, clients: Sequence[Gaussian], rows: Tensor, tau: float) -> list[Tensor]:
         """Return the classifier (K, D + 1) of aligned features after each client's map; float32."""

@@ -442,7 +442,8 @@ class Trees(TableMethod):
         trees = slice(turn * self.trees, (turn + 1) * self.trees)
         shape = (self.trees, nodes)
         leaves = (self.trees, 2 * nodes * last, s.leaves.shape[2])
-        if (news.column.shape, news.edge.shape, tuple(news.leaves.shape)) != (shape, shape, leaves):
+        told = (news.column.shape, news.edge.shape, tuple(news.leaves.shape))
+        if told != (shape, shape, leaves):
             raise UserError(
                 "the splits received are of other trees: use the same version of Ekiden everywhere"
             )

@@ -74,7 +74,8 @@ class MetaFed(Method):
             # the predecessor; that of the first client is the last one, by index -1
             teacher = None if s.step == 1 else s.personal[i - 1]
             model = fed.call(self.accumulate, fed.clients[i], s.personal[i], teacher)
-            s = s.next(model=model, personal=(*s.personal[:i], model, *s.personal[i + 1 :]))
+            personal = (*s.personal[:i], model, *s.personal[i + 1 :])
+            s = s.next(model=model, personal=personal)
             yield s
         if s.step == self.rounds * n + 1:
             s = s.next(personal=fed.call_each(self.personalise, s.personal, s.model))

@@ -245,8 +245,8 @@ def _torus(clients: int) -> Tensor:
     edges = torch.zeros(clients, clients, dtype=torch.bool)
     for axis in (0, 1):
         other = place.roll(1, axis)
-        edges[place.flatten(), other.flatten()] = edges[other.flatten(), place.flatten()] = True
-    return edges
+        edges[place.flatten(), other.flatten()] = True
+    return edges | edges.T
 
 
 def _erdos_renyi(clients: int, probability: float, seed: int) -> Tensor:

@@ -181,9 +181,8 @@ class UAPDFL(PersonalMethod):
     @on_client(gives="model")
     def compare(self, client: Client, mine: Units, peers: list[Units]) -> Choice:
         """Decide which peers are near, and whether to take a peer's complete model."""
-        client.state = Heard(
-            torch.stack([u.aux for u in (mine, *peers)]).mean(0), [u.n for u in peers]
-        )
+        aux = torch.stack([u.aux for u in (mine, *peers)])
+        client.state = Heard(aux.mean(0), [u.n for u in peers])
         apart = [divergence(mine.unit, u.unit, self.divergence) for u in peers]
         similar = [d < self.threshold or not self.personal_heads for d in apart]
         if self.dropout and all(d <= self.threshold for d in apart):
@@ -251,7 +250,8 @@ class UAPDFL(PersonalMethod):
         head.
         """
         aux, logits = model.network.probe(torch.ones(1, *model.shape))
-        talk = self.peers * (4 * logits.numel() + 4 * aux.numel() + 8) + self.peers + 8
+        units = 4 * logits.numel() + 4 * aux.numel() + 8
+        talk = self.peers * units + self.peers + 8
         sent = end.models * model + end.bases * (model - model.head) + end.heads * model.head
         return end.step * clients * talk + sent
 

@@ -148,7 +148,8 @@ def along_factors(
         outputs.append(torch.stack([f.outputs for f in of_layer]).float() * share)
     pull = torch.zeros_like(away[0])
     for a, b, layer in zip(inputs, outputs, layers, strict=True):
-        layer.put(pull, (b @ torch.stack([layer.matrix(x) for x in away]) @ a).sum(0))
+        rows = torch.stack([layer.matrix(x) for x in away])
+        layer.put(pull, (b @ rows @ a).sum(0))
 
     def gradient(change: Tensor) -> Tensor:
         found = -pull

@@ -84,10 +84,8 @@ class FedLPA(FisherMethod):
             a = torch.stack([damped(f[i].inputs, self.damping) for f in factors])
             b = torch.stack([damped(f[i].outputs, self.damping) for f in factors])
             rows = torch.stack([layer.matrix(m.model.params) for m in models]).double()
-            layer.put(
-                params,
-                self.solved(a, share * b, share, rows, layer.matrix(mean.params).double()).float(),
-            )
+            middle = layer.matrix(mean.params).double()
+            layer.put(params, self.solved(a, share * b, share, rows, middle).float())
         return mean.with_params(params)
 
     def solved(self, a: Tensor, b: Tensor, share: Tensor, rows: Tensor, mean: Tensor) -> Tensor:

@@ -156,9 +156,9 @@ class FedMA(MatchingMethod):
         for i, form in enumerate(forms[1:]):
             units, layer = self.match(rows, forms[i], generator)
             layers.append(layer)
-            rows = [
-                form.spread(m[i + 1], u, len(layer)) for m, u in zip(models, units, strict=True)
-            ]
+            rows = []
+            for model, places in zip(models, units, strict=True):
+                rows.append(form.spread(model[i + 1], places, len(layer)))
         return [*layers, class_mean(rows, counts)]
 
     def match(self, rows: Sequence[Tensor], form: Form, generator: Generator) -> Matching:
@@ -261,11 +261,8 @@ def class_mean(heads: Sequence[Tensor], counts: Tensor) -> Tensor:
 def own_units(kept: KeptLayers, forms: Sequence[Form], head: Tensor) -> list[Tensor]:
     """The layers of a client's own units, out of those of the global model with this classifier."""
     layers = [layer[units.long()] for layer, units in zip(kept.layers, kept.units, strict=False)]
-    inputs = [
-        form.pick(layer, u)
-        for form, layer, u in zip(forms[1:], [*layers[1:], head], kept.units, strict=True)
-    ]
-    return [layers[0], *inputs]
+    inputs = zip(forms[1:], [*layers[1:], head], kept.units, strict=True)
+    return [layers[0], *(form.pick(layer, units) for form, layer, units in inputs)]
 
 
 def tune(

@@ -271,7 +271,8 @@ class OpenSet(Objective):
         spoiled = destroy(x)
         u = torch.full_like(y, self.unknown)
         if self.normed:
-            return F.cross_entropy(forward(torch.cat([x, spoiled])).float(), torch.cat([y, u]))
+            logits = forward(torch.cat([x, spoiled])).float()
+            return F.cross_entropy(logits, torch.cat([y, u]))
         harder = attack(self.module, spoiled, u, self.method)
         # mixed representations of two samples are outliers if their classes differ
         pairs = torch.randperm(len(y)).to(y.device)
@@ -289,7 +290,8 @@ class OpenSet(Objective):
 
 def without(logits: Tensor, y: Tensor) -> Tensor:
     """Return logits (b, K + 1) in which the true class cannot win."""
-    return logits.scatter_add(1, y[:, None], logits.new_full((len(y), 1), -1e4))
+    lower = logits.new_full((len(y), 1), -1e4)
+    return logits.scatter_add(1, y[:, None], lower)
 
 
 def attack(module: nn.Module, x: Tensor, u: Tensor, method: FedOV) -> Tensor:

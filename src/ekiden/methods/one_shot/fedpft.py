@@ -263,7 +263,8 @@ class FedPFT(OrderedMethod):
         steps = self.steps(len(fed.clients))
         while s.step < steps:
             if self.topology == "star":
-                s = s.next(model=self.at_server(fed, fed.get(fed.call_all(self.describe, INITIAL))))
+                sent = fed.get(fed.call_all(self.describe, INITIAL))
+                s = s.next(model=self.at_server(fed, sent))
             else:
                 client = fed.order(self.order)[s.step]
                 if s.step < steps - 1:

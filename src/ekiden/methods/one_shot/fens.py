@@ -156,7 +156,8 @@ class FENS(Method):
         # at least one sample for each side; a client of one sample holds nothing out
         held = min(max(round(self.holdout * client.n), 1), client.n - 1)
         order = torch.randperm(client.n, generator=client.generator("holdout"))
-        client.state = HeldOut(order[:held].sort().values, order[:0], torch.empty(0))
+        rows = order[:held].sort().values
+        client.state = HeldOut(rows, order[:0], torch.empty(0))
         rest = Subset(train.samples, train.rows[order[held:].sort().values])
         return client.fit(first_model(client, model, self.init), epochs=self.epochs, train=rest)
 
@@ -168,7 +169,8 @@ class FENS(Method):
         answers = []
         with torch.no_grad():
             for network in map(client.network, models):
-                answers.append(torch.cat([network(x).float() for x, _ in client.batches(held)]))
+                parts = [network(x).float() for x, _ in client.batches(held)]
+                answers.append(torch.cat(parts))
         # a task draws the same batches each time, so labels and answers are in one order
         y = torch.cat([y for _, y in client.batches(held, passes=0)])
         client.state = HeldOut(rows, y, torch.stack(answers, 1))
@@ -327,7 +329,8 @@ def ridge(sums: Sequence[RegressionSums], penalty: float) -> Tensor:
     slopes = vectors.T @ (cross - gram @ start)
 
     def validation(weight: Tensor) -> Tensor:
-        fit = (slopes.square().sum(1) * (values + 2 * weight) / (values + weight) ** 2).sum()
+        power = slopes.square().sum(1)
+        fit = (power * (values + 2 * weight) / (values + weight) ** 2).sum()
         score: Tensor = (rss - fit) / (n - (values / (values + weight)).sum()) ** 2
         return score
 

@@ -4,6 +4,7 @@ import copy
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import lcm
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
@@ -99,13 +100,11 @@ def pooled(parts: Sequence[ClassGaussians], c: int) -> tuple[int, Tensor, Tensor
     means = torch.stack([p.means[c] for p in parts]).double()
     mean = weights @ means / n
     away = means - mean
-    within = symmetric(weights @ torch.stack([p.covariances[c] for p in parts]).double())
+    covariances = torch.stack([p.covariances[c] for p in parts]).double()
     # Σ n_k Σ_k + Σ n_k (μ_k - μ)(μ_k - μ)ᵀ: the scatter within clients and that of their means
-    return (
-        int(weights.sum()),
-        mean,
-        (within + (away * weights[:, None]).T @ away) / (n - 1).clamp(min=1),
-    )
+    within = symmetric(weights @ covariances)
+    between = (away * weights[:, None]).T @ away
+    return int(weights.sum()), mean, (within + between) / (n - 1).clamp(min=1)
 
 
 def drawn(
@@ -258,8 +257,9 @@ def cut(features: nn.Module, blocks: int) -> list[nn.Module]:
         # flattening belongs behind the adapter, which joins maps and not their positions
         while isinstance(children[begins[i] - 1], nn.Flatten):
             begins[i] -= 1
-    ends = [*begins[1:], len(children)]
-    return [nn.Sequential(*children[b:e]) for b, e in zip([0, *begins[1:]], ends, strict=True)]
+    # what comes before the first of them belongs to the first block
+    places = pairwise([0, *begins[1:], len(children)])
+    return [nn.Sequential(*children[begin:end]) for begin, end in places]
 
 
 def dense_of(module: nn.Module) -> list[Dense]:
@@ -528,11 +528,10 @@ class FuseFL(Method):
         parts, head = self.parts(client.network(initial), len(last), seed)
         levels = [*client.state.levels, list(last)]
         module = Fused(self.filled(parts, levels), head).to(initial.params.device).eval()
+        batches = client.batches(passes=len(last))
         with torch.no_grad():
-            return measure(
-                ((module.features(x).flatten(1), y) for x, y in client.batches(passes=len(last))),
-                client.classes,
-            )
+            features = ((module.features(x).flatten(1), y) for x, y in batches)
+            return measure(features, client.classes)
 
     def parts(
         self, network: nn.Module, clients: int, seed: int = 0

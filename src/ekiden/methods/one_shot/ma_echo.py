@@ -168,9 +168,8 @@ class MAEcho(Method):
         found = projectors(
             client.network(model), client.layout.hidden, client.batches(), closed=closed
         )
-        sent = [
-            compress(p, k).float() for p, k in zip(found, self.rank_of(client.layout), strict=True)
-        ]
+        ranks = zip(found, self.rank_of(client.layout), strict=True)
+        sent = [compress(p, k).float() for p, k in ranks]
         return Contribution(model, sent, owned(client.class_counts()))
 
     @on_client(gives="model")
@@ -198,12 +197,8 @@ class MAEcho(Method):
         w = models[0] if self.origin == "first" else start or result
         for i, layer in enumerate(layout.hidden):
             v = torch.stack([layer.matrix(m.params) for m in models])
-            layer.put(
-                params,
-                self.harmonise(
-                    layer.matrix(w.params), v, [reduced(c.projectors[i]).to(v) for c in sent]
-                ),
-            )
+            seen = [reduced(c.projectors[i]).to(v) for c in sent]
+            layer.put(params, self.harmonise(layer.matrix(w.params), v, seen))
         result = result.with_params(params)
         if self.combine_heads == "mean":
             return result

@@ -214,13 +214,15 @@ def transport(
     if not torch.isfinite(cost).all():
         raise UserError("a model holds NaN or infinite weights: its units cannot be matched")
     a, b = cost.shape
+    given = cost.cpu().numpy()
     if sinkhorn:
-        found = ot.sinkhorn([], [], cost.cpu().numpy(), sinkhorn, method="sinkhorn_log", warn=False)
-        plan = torch.from_numpy(found).to(cost)
+        found = ot.sinkhorn([], [], given, sinkhorn, method="sinkhorn_log", warn=False)
     else:
-        plan = torch.from_numpy(ot.emd([], [], cost.cpu().numpy(), numItermax=10_000_000)).to(cost)
-        if a == b and float(cost.diagonal().mean()) <= float((plan * cost).sum()) + 1e-10:
-            plan = torch.eye(a, dtype=cost.dtype, device=cost.device) / a
+        found = ot.emd([], [], given, numItermax=10_000_000)
+    plan = torch.from_numpy(found).to(cost)
+    least = float((plan * cost).sum()) + 1e-10
+    if not sinkhorn and a == b and float(cost.diagonal().mean()) <= least:
+        plan = torch.eye(a, dtype=cost.dtype, device=cost.device) / a
     # columns sum to 1, so that each unit of the target is a mean of ours
     return (plan / plan.sum(0)).to(ours.dtype)
 

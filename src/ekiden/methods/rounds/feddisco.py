@@ -114,8 +114,9 @@ class FedDisco(SecureMethod):
                     self.add, chosen, w, s.step, *means, len(chosen), at="server"
                 ).mean(w)
             else:
-                sent = shared.arrived(fed, {k: fed.call(self.train, k, w, s.step) for k in chosen})
-                models, n, d = zip(*sent.values(), strict=True)
+                asked = {k: fed.call(self.train, k, w, s.step) for k in chosen}
+                sent = shared.arrived(fed, asked).values()
+                models, n, d = zip(*sent, strict=True)
                 p = disco_weights(n, normalised_distances(d, self.discrepancy), self.a, self.b)
                 target = mean(models, p)
             s = s.next(model=shared.server_step(w, target, self.server_lr))

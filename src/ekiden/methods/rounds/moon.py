@@ -141,4 +141,5 @@ def contrastive(
     d).
     """
     similarities = [F.cosine_similarity(z, other, dim=1) for other in (positive, *negatives)]
-    return -F.log_softmax(torch.stack(similarities, dim=1) / temperature, dim=1)[:, 0].mean()
+    scores = torch.stack(similarities, dim=1) / temperature
+    return -F.log_softmax(scores, dim=1)[:, 0].mean()

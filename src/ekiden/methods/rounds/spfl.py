@@ -256,7 +256,8 @@ class InSCAFFOLD(Host[SCAFFOLD]):
 
     def penalty(self, at: ClientRound, model: Weights) -> Penalty:
         """Return c - c_i, which is added to each gradient."""
-        return Corrected(at.sent[0].params - at.kept(0), at.training.l2, at.training.clip_norm)
+        slope = at.sent[0].params - at.kept(0)
+        return Corrected(slope, at.training.l2, at.training.clip_norm)
 
     def learned(self, model: Weights, trained: Weights, penalty: Penalty | None) -> Vectors:
         """Return the mean gradient over the steps."""
@@ -284,7 +285,8 @@ class InFedNova(InProximal[FedNova]):
 
     def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
         """Send a_i."""
-        return (), Closing((), (progress(at.client, at.epochs, at.training, self.method.mu),))
+        a_i = progress(at.client, at.epochs, at.training, self.method.mu)
+        return (), Closing((), (a_i,))
 
     def merge(self, r: ServerRound) -> After:
         """Return w^r + τ_eff Σ p_j (end_j - w^r) / a_j."""
@@ -318,9 +320,9 @@ class InFedDyn(Host[FedDyn]):
 
     def close(self, at: ClientRound, learned: Vectors) -> tuple[Vectors, Closing]:
         """λ_i ← λ_i - α · displacement."""
-        return (
-            learned[0].with_params(at.kept(0) - self.method.alpha * learned[0].params),
-        ), Closing()
+        (moved,) = learned
+        slope = at.kept(0) - self.method.alpha * moved.params
+        return (moved.with_params(slope),), Closing()
 
     def merge(self, r: ServerRound) -> After:
         """Update h by the displacements of those who answered, divided by all N; broadcast the mean
@@ -330,7 +332,8 @@ class InFedDyn(Host[FedDyn]):
         alpha = self.method.alpha
         if not alpha:
             return After(middle, middle)
-        h = r.kept(0) - alpha / r.clients * ((middle.params - r.start.params) * len(r.closings))
+        moved = (middle.params - r.start.params) * len(r.closings)
+        h = r.kept(0) - alpha / r.clients * moved
         return After(middle, middle.with_params(middle.params - h / alpha), (h,))
 
 

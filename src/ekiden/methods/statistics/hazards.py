@@ -22,14 +22,17 @@ def hazard_counts(y: Numbers, risk: Numbers, times: Sequence[float]) -> tuple[Nu
     ends, place = np.unique(y[:, 0], return_inverse=True)
     share = np.exp(risk)
     # the sum over all who end then or later
-    at_risk = np.append(np.bincount(place, share)[::-1].cumsum()[::-1], 0.0)
+    later = np.bincount(place, share)[::-1].cumsum()[::-1]
+    at_risk = np.append(later, 0.0)
     deaths = np.bincount(place, y[:, 1])
     inside = np.searchsorted(times, ends)
     size = len(times)
-    events = np.asarray(np.bincount(inside, deaths, size + 1)[:size], dtype=np.float64)
+    counts = np.bincount(inside, deaths, size + 1)[:size]
+    events = np.asarray(counts, dtype=np.float64)
     grown = np.bincount(inside, deaths / at_risk[:-1], size + 1)[:size]
     here = at_risk[np.searchsorted(ends, times)]
-    before = np.append(at_risk[0], at_risk[np.searchsorted(ends, times, side="right")])[:size]
+    after = at_risk[np.searchsorted(ends, times, side="right")]
+    before = np.append(at_risk[0], after)[:size]
     with np.errstate(divide="ignore", invalid="ignore"):
         return events, np.where(events > 0, events / grown, (before + here) / 2)
 

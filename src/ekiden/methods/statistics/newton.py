@@ -173,8 +173,9 @@ def derivatives(
     likelihood = torch.zeros_like(gradient[0, 0])
     # Cox regression compares all who are at risk at a time, so they stay in one block
     size = max(len(x), 1) if family == "cox" else _ROWS
+    blocks = zip(torch.split(x.double(), size), torch.split(y, size), strict=True)
     with torch.set_grad_enabled(firth):
-        for block, of in zip(torch.split(x.double(), size), torch.split(y, size), strict=True):
+        for block, of in blocks:
             part = _parts(family, block, of, values, first=at.first)
             gradient += part.gradient.detach()
             hessian += part.hessian.detach()
@@ -184,7 +185,8 @@ def derivatives(
                 gradient += torch.autograd.grad((inverse * part.hessian).sum() / 2, values)[0]
     hazard = torch.zeros(2, len(times), dtype=torch.float64, device=x.device)
     if times and len(x):
-        risk = x[:, :-1].double() @ at.values[0, :-1].to(x.device)
+        slopes = at.values[0, :-1].to(x.device)
+        risk = x[:, :-1].double() @ slopes
         counts = hazard_counts(y.cpu().numpy(), risk.cpu().numpy(), times)
         hazard = torch.from_numpy(np.stack(counts)).to(x.device)
     # These sums count in the last lap only, in which they are checked.
@@ -463,9 +465,8 @@ def _log_determinant(hessian: Tensor) -> float:
 
 def _leading(formula: Formula, loads: Tensor) -> list[int]:
     """Return the places (below P) of the largest of some numbers (S,)."""
-    found = {
-        k % len(formula.names) for k in (loads > 0.1 * loads.max()).nonzero().flatten().tolist()
-    }
+    large = (loads > 0.1 * loads.max()).nonzero().flatten()
+    found = {k % len(formula.names) for k in large.tolist()}
     # name the constant only if there is nothing else to name
     return sorted(found - {len(formula.names) - 1}) or sorted(found)
 
@@ -515,7 +516,8 @@ def _from_constants(
     constants = values.view(-1, width)
     constants[:, -1] = (p / first).log()
     curved = torch.kron(torch.diag(p) - torch.outer(p, p), squares)
-    return values, (sums - p[:, None] * squares[-1]).view(1, -1), curved[None]
+    slopes = sums - p[:, None] * squares[-1]
+    return values, slopes.view(1, -1), curved[None]
 
 
 def _refuse_empty_cells(formula: Formula, sums: Tensor, squares: Tensor) -> None:

@@ -56,7 +56,8 @@ def _checked(sums: Columns, width: int, columns: int) -> Tensor:
         if forms(sums) != [((width, columns), torch.int64)]:
             raise UserError(_OTHER)
         return sums.matrix()
-    if forms(sums) != [((width, columns), torch.int16), ((columns,), torch.float32)]:
+    short = [((width, columns), torch.int16), ((columns,), torch.float32)]
+    if forms(sums) != short:
         raise UserError(_OTHER)
     if not (torch.isfinite(sums.units) & (sums.units >= 0)).all():
         raise UserError(_NOT_FINITE)
@@ -363,7 +364,8 @@ class Span:
             rows, columns = part.inner.shape
             inner[columns - rows : columns, :columns] = part.inner
         inner = inner.tril() + inner.tril(-1).T
-        inner += labels.samples * torch.outer(a, a) - torch.outer(total, a) - torch.outer(a, total)
+        cross = torch.outer(total, a)
+        inner += labels.samples * torch.outer(a, a) - cross - cross.T
         return _moments(
             labels, inner, total - labels.samples * a, products - torch.outer(a, labels.targets)
         )
@@ -391,7 +393,8 @@ class Span:
         noise = torch.linalg.matrix_norm(basis.T @ (self._product - self._product.T) @ basis, 2)
 
         def weights(share: float) -> Tensor:
-            found: Tensor = basis @ (turned / (values + share * n).clamp(min=float(noise))[:, None])
+            shrunk = (values + share * n).clamp(min=float(noise))
+            found: Tensor = basis @ (turned / shrunk[:, None])
             return found
 
         def error(share: float) -> float:

@@ -100,7 +100,8 @@ def _at(images: Tensor, places: Tensor, size: int) -> Tensor:
     offset = torch.arange(size)
     y = (y[:, None] + offset)[:, None, :, None]
     x = (x[:, None] + offset)[:, None, None, :]
-    patches = images[image[:, None, None, None], torch.arange(channels)[:, None, None], y, x]
+    image = image[:, None, None, None]
+    patches = images[image, torch.arange(channels)[:, None, None], y, x]
     return patches.flatten(1).double()
 
 
@@ -108,13 +109,15 @@ def _normalised(patches: Tensor) -> Tensor:
     """(k, d) float64 patches minus their means, over the root of their variance + `CONTRAST`."""
     v = patches.double()
     v = v - v.mean(1, keepdim=True)
-    return v.div_((v.square().mean(1, keepdim=True) + CONTRAST).sqrt_())
+    variance = v.square().mean(1, keepdim=True)
+    return v.div_((variance + CONTRAST).sqrt_())
 
 
 def _whitening(moments: Tensor) -> Tensor:
     """(d, d) symmetric W = V(Λ + 0.1)^(-1/2)Vᵀ (ZCA)."""
     values, vectors = torch.linalg.eigh(moments)
-    whitening: Tensor = (vectors / (values.clamp(min=0) + WHITENING).sqrt()) @ vectors.T
+    roots = (values.clamp(min=0) + WHITENING).sqrt()
+    whitening: Tensor = (vectors / roots) @ vectors.T
     return whitening
 
 
@@ -124,7 +127,8 @@ def _quantised(directions: Tensor, whitening: Tensor, shape: tuple[int, int, int
     folded -= folded.mean(1, keepdim=True)
     # Rounding moves each entry by one at most.
     reach = _REACH - folded.shape[1]
-    gain = torch.minimum(127 / folded.abs().amax(1), reach / folded.abs().sum(1))
+    sizes = folded.abs()
+    gain = torch.minimum(127 / sizes.amax(1), reach / sizes.sum(1))
     scaled = folded * gain[:, None]
     filters = _balanced(scaled).to(torch.int8)
     return Dictionary(filters.view(-1, *shape), gain.float())
@@ -285,16 +289,16 @@ class Patches(nn.Module):
         """(D,) what `sums` gives on average for whitened responses that are normal."""
         t = self.how.threshold
         # E max(z - t, 0).
-        above = exp(-t * t / 2) / sqrt(2 * pi) - t * (1 - erf(t / sqrt(2))) / 2
+        density = exp(-t * t / 2) / sqrt(2 * pi)
+        above = density - t * (1 - erf(t / sqrt(2))) / 2
         parts = []
         first = 0
         for count, size in self.sizes:
             rows, columns = (self._regions(side - size + 1) for side in self.shape[1:])
             area = rows.sum(1)[:, None] * columns.sum(1)
             unit = _unit(self.shape[0] * size**2, int(area.max()))
-            each = self.gain[first : first + count, None, None, None] * (
-                above * unit * (1 + self.how.mirror)
-            )
+            usual = above * unit * (1 + self.how.mirror)
+            each = self.gain[first : first + count, None, None, None] * usual
             parts.append((each * area).expand(count, 2, *area.shape).flatten())
             first += count
         return self._rooted(torch.cat(parts).clamp(min=1))
@@ -379,7 +383,8 @@ class Patches(nn.Module):
                 else:
                     out[chunk, sign] = sums[0]
         out[:, 1].neg_()
-        return out.sub_((faces * bank.area * bank.thresholds[:, :, None])[:, None, :, :, None])
+        clipped = faces * bank.area * bank.thresholds[:, :, None]
+        return out.sub_(clipped[:, None, :, :, None])
 
     def _responses(
         self, parts: tuple[Tensor, Tensor], read: tuple[Tensor, Tensor]
@@ -504,4 +509,5 @@ def _halves(q: Tensor) -> tuple[Tensor, Tensor]:
     # Halves of whole numbers are exact in float32, too.
     even = (q + mirrored) / 2
     odd = (q - mirrored) / 2
-    return even[:, : -(-size // 2)].flatten(1), odd[:, : size // 2].flatten(1)
+    half = size // 2
+    return even[:, : half + size % 2].flatten(1), odd[:, :half].flatten(1)

@@ -124,7 +124,7 @@ class SampleGenerator(nn.Module):
 
         if len(shape) == 3:
             self._start = (2 * width, -(-shape[1] // 4), -(-shape[2] // 4))
-            self.first = nn.Linear(noise, self._start[0] * self._start[1] * self._start[2])
+            self.first = nn.Linear(noise, math.prod(self._start))
             self.rest = nn.Sequential(
                 nn.BatchNorm2d(2 * width),
                 *doubled(2 * width),

@@ -157,7 +157,8 @@ def scores(
     rank = torch.arange(1, count + 1, dtype=torch.float64)
     start = (prior.mean * prior.precision)[None]
     new = _gain(scaled, precision, start, prior.precision[None])
-    return torch.cat([old, new - 2 * rank.log() + 2 * math.log(gamma / clients)], 1)
+    new = new - 2 * rank.log() + 2 * math.log(gamma / clients)
+    return torch.cat([old, new], 1)
 
 
 def _gain(scaled: Tensor, precision: Tensor, total: Tensor, held: Tensor) -> Tensor:
