@@ -69,6 +69,7 @@ def gather(
             value = initial_weights(worker.setup)
             digest = custody.digest(wire.chunks(value))
         else:
+            _, kind = payload_types(method, ref.key.split("-", 2)[-1])
             if ref.owner == silo:
                 if ref.key not in mine:
                     mine[ref.key] = kept(ref.key)
@@ -77,7 +78,6 @@ def gather(
                 data, digest = contents.values[name]
             else:
                 raise wire.WireError(f"message lacks the value {ref.key[:80]!r}: refused")
-            _, kind = payload_types(method, ref.key.split("-", 2)[-1])
             try:
                 value = wire.decode(data, kind)
                 check(value, worker.network, whole=False)
