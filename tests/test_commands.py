@@ -476,7 +476,7 @@ def test_a_mistake_is_told_before_the_data_are_read(
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (lambda: ekiden.topology("ring", 1), "clients 1 is out of range: it must be at least 2"),
+        (lambda: ekiden.topology("ring", 1), "clients 1 is out of range: it must be 2 or more"),
         (lambda: ekiden.topology("ring", "x"), "clients 'x' is of the wrong type"),  # type: ignore[arg-type]
         (lambda: ekiden.evaluate(3), "give a path, not int"),  # type: ignore[arg-type]
         (lambda: ekiden.study(["fedseq"], memory_silos(), seeds=3), "different whole numbers"),  # type: ignore[arg-type]

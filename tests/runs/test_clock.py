@@ -178,7 +178,7 @@ def test_devices_come_from_a_name_or_a_file(tmp_path: Path) -> None:
     for wrong, why in (
         ("speed = 0", "speed 0"),
         ("sped = 1", "did you mean 'speed'"),
-        ("speed =", "not a TOML file"),
+        ("speed =", "not valid TOML"),
     ):
         file.write_text(wrong)
         with pytest.raises(UserError, match=why):

@@ -53,7 +53,7 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path, command
     (tmp_path / "p.toml").write_bytes(b"\xff\xff")
     for name, line in (
         ("none.toml", "No such file"),
-        (".", "cannot be read"),
+        (".", "cannot read"),
         ("p.toml", "is not text in UTF-8"),
     ):
         code, said = command("run", "fedseq", "--config", str(tmp_path / name))

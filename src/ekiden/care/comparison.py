@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.care.spelling import nothing_in_common, shortened
+from ekiden.core.base.checks import all_but
 from ekiden.core.base.errors import listed
 from ekiden.readers.kinds.tables import Numbers
 from ekiden.readers.moments import ColumnMoments, ColumnSums, target
@@ -89,7 +90,7 @@ def compare_sums(told: Sequence[ColumnSums]) -> Iterator[str]:
     yield from with_check(_empty(told), check)
     strange = list[str]()
     for column in told[0].categories:
-        each = _named(told, column)
+        each = {one.silo: all_but(one.categories[column], "") for one in told}
         what = f"category of column {column!r}"
         strange += [nothing_in_common(each, what), shortened(each)]
     yield from with_check(strange, "check that categories mean the same everywhere")
@@ -107,15 +108,6 @@ def sums_of_array(silo: str, samples: Tensor) -> ColumnSums:
     for what, values in columns.items():
         moments[what] = ColumnMoments.of(values[~np.isnan(values)], what)
     return ColumnSums(moments, {}, {}, silo=silo)
-
-
-def _named(told: Sequence[ColumnSums], column: str) -> dict[str, dict[str, int]]:
-    """Return the categories of a column at each silo, without the rows that have none."""
-    named = dict[str, dict[str, int]]()
-    for one in told:
-        named[one.silo] = dict(one.categories[column])
-        named[one.silo].pop("", None)
-    return named
 
 
 def with_check(lines: Iterable[str], check: str) -> Iterator[str]:
@@ -201,9 +193,8 @@ def _flat_categories(told: Sequence[ColumnSums]) -> Iterator[str]:
     for column in told[0].categories:
         flat = dict[str, str]()
         varied = 0
-        named = _named(told, column)
         for one in told:
-            names = named[one.silo]
+            names = all_but(one.categories[column], "")
             varied += len(names) > 1
             # categories of few rows are not reported
             if len(names) == 1 and sum(names.values()) >= max(_LEAST_FLAT, one.least_rows):

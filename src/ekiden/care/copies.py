@@ -98,9 +98,8 @@ def lone_subjects(seen: SeenData) -> Iterator[str]:
     named = [raw.subject for raw in seen.raws if raw.subject is not None]
     rows = sum(map(len, named))
     # fewer patients may have a row each
-    if rows < 30 or not _RECORDS.search(column.lower()):
-        return
-    if len(np.unique(np.concatenate(named))) == rows:
+    alone = rows >= 30 and len(np.unique(np.concatenate(named))) == rows
+    if alone and _RECORDS.search(column.lower()):
         yield (
             f"each row of {seen.source} has its own value in --subject-column {column}, so no rows "
             "are kept together: name the column that says whom they are about"
@@ -164,8 +163,9 @@ def _fine(x: Tensor, different: int) -> bool:
     """Return whether samples are images or signals, or rows that one column tells apart."""
     if x.ndim > 2:
         return True
+    values = map(np.unique, x.cpu().numpy().T)
     # a few rows may be twice, so nearly as many values as rows suffice
-    return any(len(np.unique(column)) >= 0.95 * different for column in x.cpu().numpy().T)
+    return max(map(len, values)) >= 0.95 * different
 
 
 def stored_again(seen: SeenData) -> Iterator[str]:

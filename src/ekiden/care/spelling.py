@@ -168,13 +168,12 @@ def spelled(
         known: names of the classes, if they are known.
         inputs: what samples become, if that is known: the categories of tables.
     """
-    if spelling == "keep":
-        return list(raws)
-    found = _named_places(raws, owners, known, Table.of(inputs))
-    if spelling == "merge":
-        return [_renamed(raw, found) for raw in raws]
-    # names of arrays of one owner are not read, so they cannot be refused
-    refuse_spellings(found.values(), only_tell=raws[0].given and not any(owners))
+    if spelling != "keep":
+        found = _named_places(raws, owners, known, Table.of(inputs))
+        if spelling == "merge":
+            return [_renamed(raw, found) for raw in raws]
+        # names of arrays of one owner are not read, so they cannot be refused
+        refuse_spellings(found.values(), only_tell=raws[0].given and not any(owners))
     return list(raws)
 
 

@@ -4,7 +4,6 @@ silo holds what.
 
 import os
 import re
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from ekiden.core.base.errors import UserError, counted, first_line, listed, tell
-from ekiden.core.base.files import read_text
+from ekiden.core.base.files import read_toml
 from ekiden.core.data.samples import ClientData, Samples, Subset
 from ekiden.core.tasks import LanguageModelling, inferred
 from ekiden.readers import columns, frames, medical, raster
@@ -671,10 +670,7 @@ def silo_name(text: str) -> str:
 
 
 def _from_toml(path: Path) -> dict[str, Path]:
-    try:
-        values = tomllib.loads(read_text(path))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
+    values = read_toml(path, "it names the silos")
     found = values.get("silos")
     if not isinstance(found, dict) or len(values) > 1 or not all_are(str, found.values()):
         raise UserError(

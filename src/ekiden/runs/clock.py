@@ -7,7 +7,6 @@ and afterwards.
 """
 
 import os
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 from ekiden.core.base.checks import Checked, CountOrZero, NonNegative, Positive, made, reading
 from ekiden.core.base.errors import UserError, unknown
-from ekiden.core.base.files import read_text
+from ekiden.core.base.files import read_toml
 from ekiden.core.base.settings import derive
 from ekiden.core.engine.folder import PassesOf, TaskPasses
 from ekiden.core.engine.transport import Transfer
@@ -123,12 +122,7 @@ def devices_of(given: str | os.PathLike[str] | Devices) -> Devices | None:
     path = Path(given)
     if path.suffix != ".toml":
         raise unknown("name of devices", str(given), (*PRESETS, "FILE.toml"))
-    try:
-        values = tomllib.loads(read_text(path))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not a TOML file ({error}): see docs/time.md") from None
+    values = read_toml(path, "see docs/time.md")
     with reading(str(path), "another file of devices"):
         return made(Devices, values)
 

@@ -3,7 +3,6 @@ settings.
 """
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -23,7 +22,7 @@ from ekiden.core.base.checks import (
     reading,
 )
 from ekiden.core.base.errors import UserError, at, unknown
-from ekiden.core.base.files import read_text
+from ekiden.core.base.files import read_toml
 from ekiden.core.base.settings import Hardware, Training
 from ekiden.core.data.samples import Dataset, FederatedData, Origin
 from ekiden.core.engine.folder import read_config, settings_in, write_config
@@ -413,16 +412,8 @@ def plan_of(method: str, values: Mapping[str, Any]) -> Plan[Method]:
 
 def read(path: Path, method: str = "") -> Plan[Method]:
     """Read the plan in a file of settings."""
+    values = read_toml(path, "`ekiden run METHOD --print-config` writes such a file")
     with at(str(path)):
-        try:
-            values = tomllib.loads(read_text(path))
-        except OSError as error:
-            raise UserError(
-                f"it cannot be read ({error.strerror}): `ekiden run METHOD --print-config` writes "
-                "one"
-            ) from None
-        except tomllib.TOMLDecodeError as error:
-            raise UserError(f"it is not valid TOML: {error}") from None
         named = values.pop("method", method)
         if not isinstance(named, str) or not named:
             raise UserError('it names no method: add a line such as method = "fedseq"')

@@ -13,6 +13,7 @@ import json
 import os
 import stat
 import tempfile
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -222,6 +223,16 @@ def read_text(path: Path, most: int = 1 << 28) -> str:
         raise UserError(
             f"{path} is not text in UTF-8 (byte {error.start}): get it again from who made it"
         ) from None
+
+
+def read_toml(path: Path, advice: str) -> dict[str, Any]:
+    """Return the values in a TOML file; `advice` says what to do if it cannot be read."""
+    try:
+        return tomllib.loads(read_text(path))
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}): {advice}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
 def csv_cell(value: Any) -> Any:

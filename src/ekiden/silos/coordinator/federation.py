@@ -6,7 +6,6 @@ import ipaddress
 import json
 import re
 import time
-import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from ekiden.core.base.checks import Checked, Range, made, plain, reading
 from ekiden.core.base.errors import UserError, unknown
-from ekiden.core.base.files import read_text, write
+from ekiden.core.base.files import read_toml, write
 from ekiden.silos.logs import numbers_in
 from ekiden.silos.silo import silo_file
 from ekiden.silos.silo.levels import Level
@@ -250,14 +249,7 @@ def _write(federation: Federation) -> None:
 def read(folder: Path) -> Federation:
     """Return the federation in `folder`."""
     file = folder / FILE
-    try:
-        values = tomllib.loads(read_text(file))
-    except OSError:
-        raise UserError(
-            f"there is no federation in {folder}: `ekiden federation init {folder}` makes one"
-        ) from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{file} is not valid TOML: {error}") from None
+    values = read_toml(file, f"`ekiden federation init {folder}` makes a federation")
     with reading(str(file), "what `ekiden federation init` wrote"):
         return made(Federation, {"folder": folder} | values)
 

@@ -4,7 +4,6 @@ others' keys go.
 
 import json
 import re
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
@@ -30,7 +29,7 @@ from ekiden.core.base.checks import (
     made,
 )
 from ekiden.core.base.errors import PrivateError, UserError, at, command_line, unknown
-from ekiden.core.base.files import read_text, write
+from ekiden.core.base.files import read_text, read_toml, write
 from ekiden.core.base.settings import Hardware
 from ekiden.core.data.samples import ClientData, Dataset, FederatedData, Samples
 from ekiden.core.tasks import Classification, LanguageModelling, terms
@@ -520,14 +519,7 @@ class SiloFile:
 
 def read(path: Path) -> SiloFile:
     """Read the file at `path`, and check every field."""
-    try:
-        values = tomllib.loads(read_text(path))
-    except OSError as error:
-        raise UserError(
-            f"cannot read {path} ({error.strerror}): give the silo.toml of this silo"
-        ) from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
+    values = read_toml(path, "give the silo.toml of this silo")
     sections: dict[str, type[Any]] = {
         "data": Data,
         "limits": Limits,
