@@ -1,11 +1,15 @@
 """What a run folder says of its run: whether it is finished, how it is divided, sizes and times."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
+from ekiden.core.engine.transport import Transfer
+from ekiden.core.engine.wire import SERVER
 from ekiden.methods import Local
 from ekiden.runs.plan import Plan
 from ekiden.runs.recipe import Recipe
-from ekiden.runs.summary import duration, partition, size, summarise
+from ekiden.runs.summary import Summary, duration, network, partition, size, summarise
 
 
 def test_units_are_rounded_before_they_are_chosen() -> None:
@@ -39,3 +43,27 @@ def test_silos_with_names_of_their_own_are_natural() -> None:
     assert partition({"plan": plan, "clients": {"north": [], "south": []}}) == "natural"
     own = {"partition": "auto", "silos": ["a=/x/a.csv", "b=/x/b.csv"]}
     assert partition({"plan": own, "clients": {"client-0": [], "client-1": []}}) == "natural"
+
+
+def test_what_crossed_the_network_is_told_by_who_could_read_it(tmp_path: Path) -> None:
+    each = [("a", "train", 1000, 500, 0.0), ("b", "evaluate", 200, 100, 70.0)]
+    rows = [
+        dict(zip(("client", "kind", "sent", "received", "waited"), one, strict=True))
+        for one in each
+    ]
+    moved = [
+        Transfer(0, "a", "b", "train", 900),
+        Transfer(0, "b", SERVER, "get", 40),
+        Transfer(1, "b", "a", "train", 0, missing=True),
+    ]
+    (tmp_path / "network.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ledger = "".join(json.dumps(asdict(row)) + "\n" for row in moved)
+    (tmp_path / "ledger.jsonl").write_text(ledger)
+    assert network(Summary(tmp_path, {}, [], 0.0)) == ""
+    assert network(Summary(tmp_path, {"on": "flower"}, [], 0.0)).splitlines() == [
+        "crossed the network: 1.80 kB in 2 messages and answers, 300 B of it to measure models; "
+        "Flower's own bytes are not counted",
+        "sealed from silo to silo: 900 B; read by the server: 40 B and the result",
+        "step 2: b was absent",
+        "b was away for 1 min 10 s",
+    ]
