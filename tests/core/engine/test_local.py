@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
+from multiprocessing.resource_sharer import DupFd
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +20,7 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.engine import wire
 from ekiden.core.engine.client import Client
 from ekiden.core.engine.federation import Fed
-from ekiden.core.engine.local import Processes, SharedArguments, _Workers
+from ekiden.core.engine.local import Answer, Processes, SharedValue, _Workers
 from ekiden.core.engine.method import Method, State, on_client
 from ekiden.core.engine.worker import Job, Outcome, Setup
 from ekiden.core.training.fit import Work
@@ -44,14 +47,14 @@ class Share(Method):
         return 0
 
 
-def given(value: object, private: object, setup: Setup) -> Future[Outcome]:
+def given(sent: DupFd | bytes, setup: Setup) -> Future[Outcome]:
     """What is passed on if a process returned this."""
     pool, done = Processes(setup, {}, 1), Future[Outcome]()
-    running: Future[tuple[bytes, bytes, Work, bytes]] = Future()
+    running: Future[Answer] = Future()
     running.add_done_callback(
         lambda finished: pool._read(Job(0, 0, "a", "share", ()), finished, done)
     )
-    running.set_result((wire.encode(value), wire.encode(private), Work(), wire.encode(None)))
+    running.set_result((sent, Work()))
     pool.close()
     return done
 
@@ -62,30 +65,71 @@ def test_a_value_of_another_type_than_announced_ends_the_run(
 ) -> None:
     """It did not arrive at all, and the run waited forever."""
     setup = Setup(Share(), Tiny, None)  # type: ignore[arg-type]
-    assert given(0.5, None, setup).result(timeout=0).value == 0.5
+    assert given(wire.encode((0.5, None, None)), setup).result(timeout=0).value == 0.5
     with pytest.raises(
         UserError,
         match=r"step 1, a, share of share: payload does not hold .* types that the method",
     ):
-        given(value, private, setup).result(timeout=0)
+        given(wire.encode((value, private, None)), setup).result(timeout=0)
 
 
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no such memory")
+SHARED = pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="this system has no such memory"
+)
+
+
+def hold(end: Connection) -> None:
+    """Hold an answer until the other side is gone."""
+    shared = SharedValue((0.5, None, None))
+    end.send((DupFd(shared.handle), os.readlink(shared.path)))
+    end.recv()
+
+
+@SHARED
+def test_the_answer_of_a_killed_process_ends_the_run_and_leaves_nothing_behind() -> None:
+    """A killed process cannot tidy up, so its memory has no name that would stay."""
+    setup = Setup(Share(), Tiny, None)  # type: ignore[arg-type]
+    here, there = Pipe()
+    process = get_context("spawn").Process(target=hold, args=(there,))
+    process.start()
+    sent, name = here.recv()
+    assert name.startswith("/memfd:")
+    open_files = len(os.listdir("/proc/self/fd"))
+    process.kill()
+    process.join()
+    with pytest.raises(UserError, match="a worker process died"):
+        given(sent, setup).result(timeout=0)
+    assert len(os.listdir("/proc/self/fd")) <= open_files
+
+
+@SHARED
+def test_answers_are_given_back() -> None:
+    setup = Setup(Share(), Tiny, None)  # type: ignore[arg-type]
+    counts = []
+    for _ in range(3):
+        shared = SharedValue((0.5, None, None))
+        assert given(DupFd(shared.handle), setup).result(timeout=0).value == 0.5
+        del shared
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[1] == counts[2]  # the first one starts what hands them on
+
+
+@SHARED
 def test_arguments_that_clients_of_a_step_share_are_written_once() -> None:
     pool = Processes(Setup(Share(), Tiny, None), {}, 1)  # type: ignore[arg-type]
     model = Weights(torch.ones(3), torch.ones(0), torch.ones(0, dtype=torch.int64))
     other = Weights(model.params, model.buffers, model.counters)
 
-    def sent(step: int, client: str, *args: Any) -> SharedArguments | bytes:
+    def sent(step: int, client: str, *args: Any) -> SharedValue | bytes:
         return pool._given(Job(step, 0, client, "share", args))
 
     alone, *shared = (sent(0, client, model, 3) for client in "abc")
     assert isinstance(alone, bytes)  # nobody knows yet that it is shared
-    assert isinstance(shared[0], SharedArguments)
+    assert isinstance(shared[0], SharedValue)
     assert shared[0] is shared[1]
     assert shared[0].path.read_bytes() == alone
     assert sent(0, "d", other, 3) == alone  # it may hold other values by now
-    assert isinstance(sent(0, "d", other, 3), SharedArguments)
+    assert isinstance(sent(0, "d", other, 3), SharedValue)
     assert sent(1, "a", other, 3) == alone
     path = shared[0].path
     assert path.exists()

@@ -509,7 +509,7 @@ def note_end(folder: Path, reason: str) -> None:
     """Write down why an attempt at a run ended early."""
     row = {"ended": datetime.now(UTC).isoformat(timespec="seconds"), "reason": reason}
     with open(folder / "attempts.jsonl", "ab") as file:
-        file.write(json.dumps(row).encode() + b"\n")
+        file.write(_json(row))
 
 
 def why_ended(folder: Path) -> str:
@@ -608,7 +608,7 @@ def config_digest(config: Mapping[str, Any]) -> str:
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, separators=(",", ":"), sort_keys=False).encode() + b"\n"
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
 def _environment() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import current_process, parent_process, set_forkserver_preload
 from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
+from multiprocessing.resource_sharer import DupFd
 from operator import is_
 from pathlib import Path
 from pickle import PicklingError
@@ -20,6 +21,7 @@ from typing import Any, Optional, Protocol
 from weakref import WeakKeyDictionary
 
 import torch.multiprocessing  # noqa: F401  (lets processes share tensors)
+from safetensors import safe_open
 
 from ekiden.core.base.errors import UserError
 from ekiden.core.data.samples import ClientData
@@ -338,26 +340,33 @@ class _Workers(WorkerContext):
         return UserError("a worker process died (out of memory?): use fewer --workers, then resume")
 
 
-class SharedArguments:
+class SharedValue:
     """A value in the wire format in memory that other processes of this machine open by its path.
 
-    The memory is given back with this object. A system without such memory has none of them.
+    The memory has no name, and is given back with the last process that holds it, however that
+    ends. A system without such memory has none of them.
     """
 
     def __init__(self, value: Any) -> None:
-        self._handle = os.memfd_create("ekiden")
-        self.path = Path(f"/proc/{os.getpid()}/fd/{self._handle}")
+        self.handle = os.memfd_create("ekiden")
+        self.path = Path(f"/proc/{os.getpid()}/fd/{self.handle}")
         with open(self.path, "wb") as file:
             file.writelines(wire.chunks(value))
 
     def __del__(self) -> None:
-        os.close(self._handle)
+        os.close(self.handle)
+
+
+Answer = tuple[DupFd | bytes, Work]
+"""What a process returns: value, state and last model of an `Outcome` in the wire format, and the
+compute."""
 
 
 class Processes:
     """Executes jobs in `workers` processes. Arguments and values travel in the wire format.
 
-    The same arguments for several clients, such as the model of a round, are written once.
+    The same arguments for several clients, such as the model of a round, are written once. Values
+    come back in shared memory.
     """
 
     def __init__(self, setup: Setup, clients: Mapping[str, ClientData], workers: int) -> None:
@@ -378,7 +387,7 @@ class Processes:
         ):
             raise UserError(_UNREADABLE) from None
         self._setup = setup
-        self._sent: tuple[int, tuple[Any, ...], SharedArguments | bytes] = -1, (), b""
+        self._sent: tuple[int, tuple[Any, ...], SharedValue | bytes] = -1, (), b""
         self._processes = _Workers()
         # what this process has loaded, its forks need too
         set_forkserver_preload([name for name in sys.modules if name.startswith("ekiden.")])
@@ -397,21 +406,21 @@ class Processes:
             raise self._processes.death() from None
         done: Future[Outcome] = Future()
 
-        def read(finished: "Future[tuple[bytes, bytes, Work, bytes]]", given: Any = given) -> None:
+        def read(finished: "Future[Answer]", given: Any = given) -> None:
             # until then, `given` keeps the memory
             self._read(job, finished, done)
 
         running.add_done_callback(read)
         return done.result
 
-    def _given(self, job: Job) -> SharedArguments | bytes:
+    def _given(self, job: Job) -> SharedValue | bytes:
         """Return the arguments of a job: in shared memory if the job before had the same ones."""
         step, args, given = self._sent
         same = step == job.step and len(args) == len(job.args) and all(map(is_, args, job.args))
         if not same:
             given = wire.encode(list(job.args))
         elif isinstance(given, bytes) and hasattr(os, "memfd_create"):
-            given = SharedArguments(list(job.args))
+            given = SharedValue(list(job.args))
         self._sent = job.step, job.args, given
         return given
 
@@ -419,19 +428,16 @@ class Processes:
         """Stop the processes."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _read(
-        self, job: Job, finished: "Future[tuple[bytes, bytes, Work, bytes]]", done: Future[Outcome]
-    ) -> None:
+    def _read(self, job: Job, finished: "Future[Answer]", done: Future[Outcome]) -> None:
         """Pass on a process's result. Errors raised here are lost, so they are given to whoever
         waits for `done`.
         """
         try:
-            value, private, work, trained = finished.result()
+            sent, work = finished.result()
             _, kind = payload_types(self._setup.method, job.task)
-            last = wire.decode(trained, Optional[Weights])  # noqa: UP045
-            done.set_result(
-                Outcome(wire.decode(value, kind), _private(self._setup, private), work, last)
-            )
+            kinds = tuple[kind, _private(self._setup), Optional[Weights]]  # type: ignore[misc,valid-type]  # noqa: UP045
+            value, private, trained = _received(sent, kinds)
+            done.set_result(Outcome(value, private, work, trained))
         except BrokenProcessPool:
             done.set_exception(self._processes.death())
         except wire.WireError as error:
@@ -476,23 +482,48 @@ def _start(setup: Setup, clients: Mapping[str, ClientData], environment: Mapping
     _worker = Worker(setup, clients)
 
 
-def _execute(
-    job: Job, args: bytes | Path, private: bytes, journal: Path | None
-) -> tuple[bytes, bytes, Work, bytes]:
+def _execute(job: Job, args: bytes | Path, private: bytes, journal: Path | None) -> Answer:
     setup = _worker.setup
     kinds, _ = payload_types(setup.method, job.task)
-    data = args if isinstance(args, bytes) else args.read_bytes()
-    values = wire.decode(data, tuple[tuple(kinds)]) if kinds else ()  # type: ignore[misc]
-    job = replace(job, args=values, private=_private(setup, private))
+    values = _received(args, tuple[tuple(kinds)]) if kinds else ()  # type: ignore[misc]
+    job = replace(job, args=values, private=wire.decode(private, _private(setup)))
     outcome = _worker.execute(job, journal_of(job, journal))
-    return (
-        wire.encode(outcome.value),
-        wire.encode(outcome.private),
-        outcome.work,
-        wire.encode(outcome.trained),
-    )
+    answer = outcome.value, outcome.private, outcome.trained
+    if hasattr(os, "memfd_create"):
+        shared = SharedValue(answer)
+        return DupFd(shared.handle), outcome.work
+    return wire.encode(answer), outcome.work
 
 
-def _private(setup: Setup, data: bytes) -> Any:
+def _received(sent: DupFd | Path | bytes, kind: Any) -> Any:
+    """Return the value of a type that another process sent."""
+    if isinstance(sent, bytes):
+        return wire.decode(sent, kind)
+    if isinstance(sent, Path):
+        return _mapped(sent, kind)
+    try:
+        handle = sent.detach()
+    except (OSError, EOFError):
+        # the process that held it was killed
+        raise BrokenProcessPool from None
+    try:
+        return _mapped(Path(f"/proc/self/fd/{handle}"), kind)
+    finally:
+        os.close(handle)
+
+
+def _mapped(path: Path, kind: Any) -> Any:
+    """Return the value in shared memory."""
+    # to copy a model takes as long as some steps of training
+    with safe_open(path, framework="pt") as file:
+        names = file.keys()
+        tensors = dict(zip(names, map(file.get_tensor, names), strict=True))
+        return wire.assemble(tensors, file.metadata(), kind)
+
+
+def _private(setup: Setup) -> Any:
+    """Return the type of a client's state."""
     kind = setup.method.traits.private
-    return wire.decode(data, Optional[kind] if kind is not None else None)  # noqa: UP045
+    if kind is None:
+        return None
+    return Optional[kind]  # noqa: UP045
