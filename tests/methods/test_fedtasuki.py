@@ -470,7 +470,11 @@ def test_who_was_left_out_counts_when_it_first_takes_part(
 
 
 def test_what_show_and_the_card_say_of_training_is_what_the_method_did() -> None:
-    config = {"recipe": Recipe(FedTasuki()).to_json(), "hardware": plain(Hardware())}
+    config = {
+        "recipe": Recipe(FedTasuki()).to_json(),
+        "selection": FedTasuki().selection("best"),
+        "hardware": plain(Hardware()),
+    }
     assert trained(config, {"backward": 3}) == config["recipe"]["training"] | {"select": "tail"}
     assert trained(config, {"backward": 0}) == {}
 

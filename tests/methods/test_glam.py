@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ekiden.core.tasks import Classification
 from ekiden.methods.blocks.glam import GLAM, aligned
 from ekiden.methods.gossip.ua_pdfl import relative_entropy
 
@@ -105,7 +106,10 @@ def test_large_logits_stay_finite() -> None:
 def test_frozen_networks_get_no_gradient() -> None:
     student, reference, previous = (torch.nn.Linear(3, 2) for _ in range(3))
     x, y = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
-    for objective in (GLAM(reference, previous, 1.0, 1.0), GLAM(None, previous, 1.0, 0.0)):
+    for objective in (
+        GLAM(reference, previous, 1.0, 1.0, Classification()),
+        GLAM(None, previous, 1.0, 0.0, Classification()),
+    ):
         with torch.no_grad():
             answers = [teacher(x) for teacher in objective.teachers]
         loss = objective(student, x, y, *answers)

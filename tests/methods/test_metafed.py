@@ -16,6 +16,7 @@ from ekiden.core.engine.method import State
 from ekiden.core.engine.transport import Transfer
 from ekiden.core.engine.wire import Ref
 from ekiden.core.models.split import as_split
+from ekiden.core.tasks import Classification
 from ekiden.core.training.weights import Weights
 from ekiden.data import federate
 from ekiden.lab.conformance.small_runs import Tiny
@@ -70,7 +71,7 @@ def test_loss() -> None:
     x, y = torch.zeros(1, 1), torch.tensor([0])
     student, teacher = Fixed([1.0, 2.0]), as_split(Fixed([0.0, 0.0]))
     for weight, expected in ((0.1, 0.943147), (0.0, log(2))):
-        objective = FeatureDistillation(teacher, weight)
+        objective = FeatureDistillation(teacher, weight, Classification())
         (wanted,) = (answer(x) for answer in objective.teachers)
         assert float(objective(student, x, y, wanted)) == pytest.approx(expected, abs=1e-6)
 

@@ -2,7 +2,7 @@
 of two others.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,7 +19,7 @@ class GLAM(Objective):
     previous: Forward | None  # w_p; None with τ = 0
     tau: float
     rho: float
-    task: Task = field(default_factory=Classification)
+    task: Task
     fixed = True
 
     @property

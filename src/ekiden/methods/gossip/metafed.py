@@ -1,7 +1,7 @@
 """MetaFed: knowledge handed round a ring, then distilled into a personal model at each client."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,7 +23,6 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.core.models.split import Split, as_split
-from ekiden.core.tasks import Classification
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ class FeatureDistillation(Objective):
 
     teacher: Split
     weight: float
-    task: Task = field(default_factory=Classification)
+    task: Task
     fixed = True
 
     @property

@@ -515,8 +515,7 @@ def _config(
     if (folder / "config.json").exists():
         samples |= read_config(folder)["clients"]
     samples |= {name: list(hello.samples) for name, hello in hellos.items()}
-    about = all_but(plan.to_json(), "recipe")
-    return config_of(agreed, setup, samples) | {"remote_plan": about}
+    return config_of(agreed, setup, samples) | {"remote_plan": all_but(plan.to_json(), "recipe")}
 
 
 def config_of(agreed: Agreement, setup: Setup, samples: Mapping[str, list[int]]) -> dict[str, Any]:

@@ -249,7 +249,8 @@ def _solved(
 
     def residual(share: float) -> tuple[float, float]:
         shrunk = values + share * n
-        rest = max(spread - float((power * (values + 2 * share * n) / shrunk.square()).sum()), 0.0)
+        explained = power * (values + 2 * share * n) / shrunk.square()
+        rest = max(spread - float(explained.sum()), 0.0)
         if noise:
             weights = power / shrunk.square()
             fitted = (1 / shrunk).sum() * weights.sum() + (weights / shrunk).sum()
@@ -341,7 +342,8 @@ def ncm(m: Moments) -> Head:
     share.
     """
     means = m.means
-    return Head(means, torch.where(m.targets > 0, -means.square().sum(1) / 2, -1e9))
+    bias = -means.square().sum(1) / 2
+    return Head(means, torch.where(m.targets > 0, bias, -1e9))
 
 
 def _gaussian(m: Moments, covariance: Tensor, shrink: float) -> Head:

@@ -133,7 +133,8 @@ class RandomReLU(WholeFeatures):
         rows = x.flatten(1).double()
         spread = rows.std(0, correction=0)
         # An input that hardly varies uses the mean spread: its own would blow up noise.
-        spread = torch.where(spread > 1e-3 * spread.mean(), spread, spread.mean().clamp(min=1e-6))
+        usual = spread.mean()
+        spread = torch.where(spread > 1e-3 * usual, spread, usual.clamp(min=1e-6))
         self.get_buffer("centre").copy_(rows.mean(0))
         self.get_buffer("scale").copy_(LARGEST / SPREAD / spread)
 
