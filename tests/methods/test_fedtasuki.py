@@ -470,7 +470,7 @@ def test_who_was_left_out_counts_when_it_first_takes_part(
 
 
 def test_what_show_and_the_card_say_of_training_is_what_the_method_did() -> None:
-    config = {
+    config: dict[str, Any] = {
         "recipe": Recipe(FedTasuki()).to_json(),
         "selection": FedTasuki().selection("best"),
         "hardware": plain(Hardware()),
