@@ -25,7 +25,7 @@ from ekiden.runs.recipe import Recipe
 from ekiden.silos.trust.agreement import parse
 from tests.methods.test_fedgram import bits
 from tests.silos.fakes import NAMES, FakeNodes, with_keys
-from tests.silos.test_session import assert_equal, far, here, same
+from tests.silos.sessions import assert_equal, far, here, same
 
 FLAGS = ("--data", "digits", "--clients", "3", "--seed", "0")
 

@@ -39,8 +39,8 @@ from ekiden.methods.one_shot.ma_echo import (
     unit_rows,
 )
 from tests.methods.test_ot_fusion import shuffled
-from tests.silos.test_session import assert_equal, far, nodes_in
-from tests.silos.test_session import here as in_one_process
+from tests.silos.sessions import assert_equal, far, nodes_in
+from tests.silos.sessions import here as in_one_process
 
 
 def f64(values: Any) -> Tensor:

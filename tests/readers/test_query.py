@@ -14,7 +14,7 @@ import pytest
 from ekiden.core.base.errors import UserError
 from ekiden.readers import query
 from ekiden.silos.silo import approval, silo_file
-from tests.silos.test_silo import TERMS
+from tests.silos.asked import TERMS
 
 duckdb = pytest.importorskip("duckdb", reason="needs the extra sql: pip install 'ekiden[sql]'")
 QUERY = """ATTACH 'hospital.duckdb' AS omop (READ_ONLY);

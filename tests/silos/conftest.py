@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from ekiden import methods
+
 
 @pytest.fixture(scope="package", autouse=True)
 def noise_is_drawn_again_a_few_times() -> Iterator[None]:
@@ -17,3 +19,9 @@ def noise_is_drawn_again_a_few_times() -> Iterator[None]:
 def any_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a method asks for is not known beforehand, so silos take any request."""
     monkeypatch.setattr("ekiden.silos.silo.policy.plan_of", lambda *args: None)
+
+
+@pytest.fixture
+def toy_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The method of `tests.silos.toy` is known by its name."""
+    monkeypatch.setitem(methods.PLACES, "Toy", "tests.silos.toy:Toy")

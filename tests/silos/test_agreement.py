@@ -10,7 +10,7 @@ from ekiden.core.engine.method import Method
 from ekiden.methods import METHODS
 from ekiden.methods.exact.closing import with_lap
 from ekiden.runs.recipe import Recipe
-from tests.silos.test_silo import TERMS
+from tests.silos.asked import TERMS
 
 
 def varied(value: Any) -> Iterator[tuple[str, Any]]:

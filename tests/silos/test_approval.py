@@ -25,8 +25,8 @@ from ekiden.silos.silo.silo_file import Limits, SiloFile, make, read
 from ekiden.silos.trust import keys
 from ekiden.silos.trust.agreement import Agreement, parse
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
+from tests.silos.asked import TERMS, said, task, with_recipe
 from tests.silos.fakes import FakeNodes, mine, silo_file, with_keys
-from tests.silos.test_silo import TERMS, said, task, with_recipe
 
 Command = Callable[..., tuple[int, str]]
 NAMES = ("client-0", "client-1")

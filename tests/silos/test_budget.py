@@ -18,8 +18,8 @@ from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust.parcel import Answer, unpack
 from ekiden.silos.trust.sealing import SECRET
+from tests.silos.asked import TERMS, model, said, said_of_recipe, task, with_recipe
 from tests.silos.fakes import mine, opened_by_server, seal_for, silo_file
-from tests.silos.test_silo import TERMS, model, said, said_of_recipe, task, with_recipe
 
 PRIVATE = with_recipe(
     TERMS, dp="epsilon=8,delta=1e-4,clip=1", training=Training(batch_size=8, max_steps=1)

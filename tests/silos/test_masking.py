@@ -41,7 +41,7 @@ from ekiden.silos.trust.masking import PartMasks
 from ekiden.silos.trust.parcel import Answer, Ask, unpack
 from ekiden.silos.trust.sealing import Party, Reader
 from tests.silos.fakes import NAMES, FakeNodes, with_keys
-from tests.silos.test_session import assert_equal, far, here
+from tests.silos.sessions import assert_equal, far, here
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 from ekiden.silos.trust import keys

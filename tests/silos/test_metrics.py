@@ -5,18 +5,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from ekiden.core.base.errors import UserError
-from ekiden.silos import metrics, supernode
+from ekiden.silos import metrics
 from ekiden.silos.metrics import Metrics, Watched, served
-from ekiden.silos.silo import approval
-from ekiden.silos.silo.silo import Silo
-from ekiden.silos.trust.parcel import Ask, pack
-from tests.silos.fakes import mine, seal_for, silo_file
-from tests.silos.test_silo import TERMS, task
 
 RUN = "0123456789abcdef"
 
@@ -114,27 +108,3 @@ def test_slow_and_many_connections_are_closed(
             assert time.monotonic() < deadline + 10
             drip.sendall(b"a")
             time.sleep(0.05)
-
-
-def test_a_silos_counts_hold_nothing_of_its_data(tmp_path: Path) -> None:
-    file = silo_file(tmp_path, "client-0", "[limits]\napprove = true\n")
-    silo = Silo(file, {"": mine("client-0")})
-    for data in (pack(Ask("hello", TERMS.text(), "0")), task(), b"no message"):
-        silo.answer(data)
-    found = supernode.Monitored(file).counts()
-    assert found["plans_waiting"] == 1.0
-    assert found["runs"] == found["disk_bytes"] == 0.0
-    approval.approve(file, approval.digest(file, TERMS))
-    silo.answer(seal_for(file, task()))
-    after = supernode.Monitored(file).counts()
-    assert (after["plans_waiting"], after["runs"]) == (0.0, 1.0)
-    assert after["disk_bytes"] > 0
-    names = {name.partition("{")[0] for name in after}
-    assert names == {
-        "supernode_starts_total",
-        "connection_changed_seconds",
-        "runs",
-        "disk_bytes",
-        "plans_waiting",
-    }
-    assert all(isinstance(value, (int, float)) for value in after.values())

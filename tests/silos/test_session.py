@@ -4,8 +4,8 @@ lost."""
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,22 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from ekiden import Hardware, Training, load_model
-from ekiden import run as run_here
+from ekiden import load_model
 from ekiden._version import __version__
-from ekiden.core.base.checks import allows
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine import wire
 from ekiden.core.engine.folder import code_version, read_config, read_lines, source_digest
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.transport import ClientMissing
 from ekiden.core.engine.wire import Encoded
-from ekiden.core.training.weights import Weights
 from ekiden.methods import (
-    GLM,
-    METHODS,
     MOON,
-    PLACES,
     SCAFFOLD,
     SPFL,
     FedAvg,
@@ -36,19 +30,14 @@ from ekiden.methods import (
     FedDyn,
     FedELMY,
     FedGram,
-    FedKrylov,
     FedSeq,
     FedTasuki,
     MetaFed,
 )
 from ekiden.methods.blocks.rounds import Reply
 from ekiden.methods.exact.blocks import components
-from ekiden.runs.plan import Plan, from_json
-from ekiden.runs.recipe import Recipe
-from ekiden.runs.result import Result
-from ekiden.silos.coordinator import remote_plan, session
+from ekiden.silos.coordinator import session
 from ekiden.silos.coordinator.courier import Absent, Lost, Patience
-from ekiden.silos.coordinator.remote_plan import RemotePlan
 from ekiden.silos.coordinator.session import Roll
 from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.silo import silo_file as silo_toml
@@ -62,14 +51,26 @@ from ekiden.silos.trust.report import Reported, SiloReport
 from ekiden.silos.trust.sealing import Party
 from tests.silos import fakes
 from tests.silos.fakes import NAMES, SILENT, FakeNodes, silo_file, silos, with_keys
-from tests.silos.toy import Toy
-
-TRAINING = Training(lr=0.01, batch_size=64)
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:each pixel is a column of the trees:ekiden.core.base.errors.DataWarning"
+from tests.silos.sessions import (
+    KINDS,
+    Stop,
+    assert_equal,
+    away,
+    far,
+    here,
+    nodes_in,
+    plan_of,
+    same,
+    sealed_in,
+    small,
 )
-KINDS: list[type[Method]] = [*(m for m in METHODS if not m.traits.pools_data and m is not GLM), Toy]
-"""GLM refuses pixels, which follow from each other; see test_tasks_between_machines"""
+
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore:each pixel is a column of the trees:ekiden.core.base.errors.DataWarning"
+    ),
+    pytest.mark.usefixtures("toy_is_installed"),
+]
 # One of each shape; `test_same_bits_on_every_transport` has all methods, in processes of one
 # machine.
 SHAPES = ("fedseq", "metafed", "fedavg", "scaffold", "dfedavgm", "average")
@@ -83,111 +84,6 @@ def mostly(fast: tuple[str, ...]) -> pytest.MarkDecorator:
         for k in KINDS
     ]
     return pytest.mark.parametrize("kind", kinds)
-
-
-@pytest.fixture(autouse=True)
-def toy_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PLACES, "Toy", f"{__name__}:Toy")
-
-
-def small(kind: type[Method]) -> Method:
-    """The method with its counts brought down to 2, and at least 2 rounds if it has rounds."""
-    method = kind()
-    whole = {
-        f.name: getattr(method, f.name)
-        for f in fields(method)
-        if type(getattr(method, f.name)) is int
-    }
-    counts = {name: value for name, value in whole.items() if allows(kind, name, 2)}
-    few = {
-        name: 1 if name == "peers" else 2
-        for name, value in counts.items()
-        if value > 2 or name == "rounds"
-    }
-    more = {"sums": "whole"} if kind is FedKrylov else {}  # sealed runs mask their sums
-    return replace(method, **few, **more)
-
-
-ALLOWED = f"[limits]\nmethods = {json.dumps([k.title() for k in KINDS])}\n"
-
-
-def nodes_in(folder: Path, more: str = ALLOWED) -> FakeNodes:
-    return FakeNodes([silo_file(folder, name, more) for name in NAMES])
-
-
-def plan_of(method: Method, **changes: object) -> RemotePlan[Method]:
-    recipe: dict[str, Any] = {"training": TRAINING, "seed": 3, "evaluate_every": 0}
-    recipe |= {
-        name: changes.pop(name) for name in {f.name for f in fields(Recipe)} & changes.keys()
-    }
-    changes = {"evaluate_dp": "exact", **changes}  # as on one machine
-    return replace(RemotePlan(Recipe(method, **recipe), ",".join(NAMES)), **changes)  # type: ignore[arg-type]
-
-
-def far(
-    method: Method,
-    nodes: FakeNodes,
-    folder: Path,
-    public: Mapping[str, str] | None = None,
-    **changes: object,
-) -> Result:
-    return session.run(
-        plan_of(method, **changes),
-        nodes,
-        folder,
-        nodes.public if public is None else public,
-        lambda line: None,
-        poll=0,
-    )
-
-
-def sealed_in(folder: Path) -> tuple[FakeNodes, dict[str, str]]:
-    files, public = with_keys(folder, NAMES, ALLOWED)
-    return FakeNodes(files), public
-
-
-def nobody(step: int, client: str) -> bool:
-    return False
-
-
-def here(method: Method, absent: Callable[[int, str], bool] = nobody, **more: Any) -> Result:
-    return run_here(
-        method,
-        silos(),
-        training=TRAINING,
-        hardware=Hardware(threads=1),
-        seed=3,
-        absent=absent,
-        **more,
-    )
-
-
-def same(a: Weights | None, b: Weights | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return all(torch.equal(x, y) for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
-
-
-def assert_equal(one: Result, other: Result) -> None:
-    assert same(one.weights, other.weights)
-    assert all(same(a, b) for a, b in zip(one.personal, other.personal, strict=True))
-    assert one.ledger == other.ledger
-    last, expected = one.metrics[-1], other.metrics[-1]
-    losses = {key for key in expected if key.endswith("loss")} | {
-        "majority"
-    }  # classes of few samples are left out
-    more = losses | {"metrics", "silo_means", "figures", "groups", "confusion", "subgroups"}
-    if "clients" not in last:  # a sealed run, whose silos show nothing of their own
-        more |= {"clients", "client_mean", "client_std", "client_worst", "client_decile"}
-        assert last.get("client_mean") == pytest.approx(expected.get("client_mean"), abs=1e-6)
-    assert {k: v for k, v in last.items() if k not in more} == {
-        k: v for k, v in expected.items() if k not in more
-    }
-    # What a silo reports about its loss is coarse, and no sample counts for more than 10 in it.
-    assert all(
-        0.2 * expected[k] - 0.1 < last[k] < 1.05 * expected[k] + 0.1 for k in losses - {"majority"}
-    )
-    assert last["majority"] == pytest.approx(expected["majority"], abs=0.1)
 
 
 @mostly(SHAPES)
@@ -276,10 +172,6 @@ def test_lost_messages_and_lost_answers_change_nothing(kind: type[Method], tmp_p
     nodes.lose = lambda node, data: [None, Lost("unsent"), Lost("unanswered")][next(counter) % 3]
     assert_equal(far(small(kind), nodes, tmp_path / "run", public), here(small(kind)))
     assert verify(tmp_path / "run", public).wrong == ()
-
-
-class Stop(BaseException):
-    """Stands for SIGKILL."""
 
 
 @mostly(FEW)
@@ -407,36 +299,6 @@ def test_the_server_computes_on_as_many_threads_as_it_says(
         far(FedAvg(rounds=1, epochs=1), nodes_in(tmp_path), tmp_path / "run")
 
 
-def test_work_is_not_done_twice(tmp_path: Path) -> None:
-    nodes = nodes_in(tmp_path)
-    tasks: list[bytes] = []
-    nodes.lose = lambda node, data: None
-    far(FedSeq(epochs=2), nodes, tmp_path / "run")
-    tasks = [data for _, data in nodes.log if unpack(data, Ask)[0].kind == "task"]
-    assert len(tasks) == 3
-    shelf = next((tmp_path / "client-2-silo" / "runs").iterdir())
-    outcome = next(shelf.glob("outcome-*"))
-    before = outcome.stat().st_mtime_ns, outcome.read_bytes()
-    assert nodes.receive([str(nodes.send(102, tasks[2]))])
-    assert (outcome.stat().st_mtime_ns, outcome.read_bytes()) == before
-
-
-def test_a_value_goes_once_to_the_coordinator_and_once_to_its_user(tmp_path: Path) -> None:
-    nodes = nodes_in(tmp_path)
-    result = far(FedSeq(epochs=1), nodes, tmp_path / "run")
-    kinds = [unpack(data, Ask)[0].kind for _, data in nodes.log]
-    assert (
-        kinds == ["hello"] * 6 + ["task"] * 3 + ["evaluate"] * 3
-    )  # once without the terms, and once with them
-    rows = [
-        json.loads(line) for line in (tmp_path / "run" / "network.jsonl").read_text().splitlines()
-    ]
-    moved = sum(r["sent"] + r["received"] for r in rows if r["kind"] in ("task", "value"))
-    model = result.bytes // 2
-    # two hops, relayed: twice in, twice out; the last value is the result; the rest are headers
-    assert 5 * model < moved < 5 * model + 6 * 8192
-
-
 @pytest.mark.parametrize(
     "method", [FedSeq(epochs=2), FedAvg(rounds=2, epochs=1)], ids=lambda m: m.title()
 )
@@ -453,10 +315,6 @@ def test_a_silo_that_stays_away_stops_the_run_and_resume_goes_on(
     assert_equal(far(method, nodes, tmp_path / "run", patience=0.01), here(method))
     lost = [row["lost_transfers"] for row in read_lines(tmp_path / "run" / "attempts.jsonl")]
     assert any(row["missing"] and row["source"] == "client-2" for row in lost[-1])
-
-
-def away(steps: dict[str, set[int]]) -> Callable[[int, str], bool]:
-    return lambda step, client: step in steps.get(client, ())
 
 
 @pytest.mark.parametrize(
@@ -525,22 +383,6 @@ def test_a_run_begins_without_a_silo_that_is_away(comes: bool, tmp_path: Path) -
     assert bool(read_config(tmp_path / "run")["clients"]["client-1"]) is False
 
 
-def test_patience_that_ends_while_it_is_asked_skips_the_silo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes, public = sealed_in(tmp_path)
-    del nodes.files[101]
-    asked, ended = iter([False, True]), Patience.ended
-
-    def ends_after_the_first_question(patience: Patience, since: float) -> bool:
-        return next(asked, ended(patience, since))
-
-    monkeypatch.setattr(Patience, "ended", ends_after_the_first_question)
-    method = FedAvg(rounds=1, epochs=1)
-    result = far(method, nodes, tmp_path / "run", public, absent="skip", patience=0.3)
-    assert {r.source for r in result.ledger if r.missing} == {"client-1"}
-
-
 def test_all_silos_refuse_a_plan_in_one_line_before_anything_else(tmp_path: Path) -> None:
     """Without their data, and also if one of them does not answer."""
     files, public = with_keys(tmp_path, NAMES)
@@ -554,30 +396,6 @@ def test_all_silos_refuse_a_plan_in_one_line_before_anything_else(tmp_path: Path
     assert {ask.kind for ask in asks} == {"hello"}
     assert all(ask.plan and not ask.agreement for ask in asks)
     assert not (tmp_path / "run").exists()
-
-
-def test_the_silo_that_gives_the_result_is_not_skipped(tmp_path: Path) -> None:
-    """Only its model is for the server to read; the run continues when it is there."""
-    method, gone = FedSeq(epochs=1), {"client-2": {2}}
-
-    def lose(node: int, data: bytes) -> Lost | None:
-        ask, _ = unpack(data, Ask)
-        return (
-            Lost("unsent")
-            if ask.kind == "task" and away(gone)(ask.step, NAMES[node - 100])
-            else None
-        )
-
-    nodes, public = sealed_in(tmp_path)
-    nodes.lose = lose
-    with pytest.raises(
-        UserError, match="client-2 has the last hop, whose model alone the server may read"
-    ):
-        far(method, nodes, tmp_path / "run", public, absent="skip", patience=0.01)
-    nodes.lose = lambda node, data: None
-    assert_equal(
-        far(method, nodes, tmp_path / "run", public, absent="skip", patience=0.01), here(method)
-    )
 
 
 @pytest.mark.parametrize(
@@ -787,20 +605,6 @@ def test_a_name_is_bound_to_its_key(tmp_path: Path) -> None:
     assert [unpack(data, Ask)[0].kind for node, data in nodes.log if node == 100] == ["hello"]
 
 
-def test_silos_whose_data_do_not_go_together(tmp_path: Path) -> None:
-    other = tmp_path / "client-1.toml"
-    files = [silo_file(tmp_path, name) for name in NAMES]
-    other.write_text(
-        'name = "client-1"\n[data]\npath = "digits"\nsize = 16\n[limits]\nlevel = "models"\n'
-    )
-    with pytest.raises(UserError, match="client-0 and client-1 hold data of different shape"):
-        far(
-            FedSeq(epochs=1),
-            FakeNodes([files[0], silo_toml.read(other), files[2]]),
-            tmp_path / "run",
-        )
-
-
 def test_a_method_that_needs_validation_data(tmp_path: Path) -> None:
     files = [silo_file(tmp_path, name) for name in NAMES]
     other = tmp_path / "client-1.toml"
@@ -899,24 +703,3 @@ def test_the_version_names_the_source(tmp_path: Path) -> None:
     found.add(source_digest(tmp_path))
     (tmp_path / "notes.txt").write_text("not code")
     assert len(found) == len({*found, source_digest(tmp_path)}) == 3
-
-
-def test_a_plan_survives_its_text() -> None:
-    plan = plan_of(FedSeq(epochs=7), evaluate_every=2)
-    assert remote_plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
-    for bad in ({"method": "fedseq"}, json.loads(json.dumps(plan.to_json())) | {"more": 1}):
-        with pytest.raises(UserError, match="use the same Ekiden"):
-            remote_plan.from_json(bad)
-    with pytest.raises(UserError, match="names 'a' twice"):
-        replace(plan, clients="a,b,a")
-    with pytest.raises(UserError, match="'' is not the name of a silo"):
-        replace(plan, clients="a,,")
-
-
-def test_settings_of_another_type_in_a_plan_are_one_line() -> None:
-    remote = remote_plan.RemotePlan(Recipe(FedSeq()), "a,b").to_json()
-    with pytest.raises(UserError, match=r"training.mean .* is of the wrong type"):
-        remote_plan.from_json(remote | {"recipe": remote["recipe"] | {"training": {"mean": ["a"]}}})
-    local = Plan(Recipe(FedSeq())).to_json()
-    with pytest.raises(UserError, match=r"training.mean .* is of the wrong type"):
-        from_json(local | {"recipe": local["recipe"] | {"training": {"mean": ["a"]}}})

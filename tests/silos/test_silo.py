@@ -1,7 +1,6 @@
 """A silo does what its file allows, and nothing malformed."""
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -11,29 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ekiden.core.base import outside
 from ekiden.core.base.errors import UserError
 from ekiden.core.data.augment import Augment
 from ekiden.core.engine import wire
-from ekiden.core.engine.folder import code_version
-from ekiden.core.engine.method import INITIAL, Method
-from ekiden.core.engine.setup import initial_weights
 from ekiden.core.engine.wire import Ref
-from ekiden.core.training.weights import Weights
-from ekiden.methods import Ensemble, FedELMY, FedSeq, Local
-from ekiden.readers.kinds import of_tensor
-from ekiden.runs.recipe import Recipe
+from ekiden.methods import FedSeq, Local
 from ekiden.silos.silo.shelf import _DAYS_KEPT, Shelf, drop_old_runs
 from ekiden.silos.silo.silo import ADMISSION, Silo
 from ekiden.silos.silo.silo_file import SiloFile
-from ekiden.silos.silo.tasks import SiloTasks
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust import keys
-from ekiden.silos.trust.agreement import Agreement, no_samples, own_network
+from ekiden.silos.trust.agreement import no_samples, own_network
 from ekiden.silos.trust.parcel import (
     HELLO,
     Answer,
@@ -44,23 +34,20 @@ from ekiden.silos.trust.parcel import (
     signed_text,
     unpack,
 )
-from ekiden.silos.trust.sealing import Reader
 from tests.fuzz import examples
-from tests.silos.fakes import NAMES, member_of, public_key, seal_for, silo_file
+from tests.silos.asked import (
+    TERMS,
+    model,
+    nothing_done,
+    said,
+    said_of_recipe,
+    task,
+    terms,
+    with_recipe,
+)
+from tests.silos.fakes import silo_file
 
 pytestmark = pytest.mark.usefixtures("any_request")
-TERMS = Agreement(
-    "0123456789abcdef",
-    code_version(),
-    Recipe(FedSeq(epochs=1), model="mlp"),
-    dataset="digits",
-    shape=(1, 8, 8),
-    classes=tuple(map(str, range(10))),
-    mean=(0.0,),
-    std=(1.0,),
-    clients=NAMES[:2],
-    keys=tuple(public_key(name) for name in NAMES[:2]),
-)
 
 
 def test_the_coordinator_feeds_samples_of_its_own_as_silos_do() -> None:
@@ -77,56 +64,6 @@ def test_the_coordinator_feeds_samples_of_its_own_as_silos_do() -> None:
 @pytest.fixture
 def file(tmp_path: Path) -> SiloFile:
     return silo_file(tmp_path, "client-0")
-
-
-def terms(method: Method, **changes: Any) -> Agreement:
-    if "clients" in changes:
-        changes["keys"] = tuple(public_key(name) for name in changes["clients"])
-    return replace(with_recipe(TERMS, method=method), **changes)
-
-
-def with_recipe(agreed: Agreement, **changes: Any) -> Agreement:
-    """The terms with another recipe."""
-    return replace(agreed, recipe=replace(agreed.recipe, **changes))
-
-
-def said_of_recipe(**entries: Any) -> str:
-    """The text of terms whose recipe has entries that no recipe can have."""
-    values = json.loads(TERMS.text())
-    return json.dumps(values | {"recipe": values["recipe"] | entries})
-
-
-def said(file: SiloFile, data: bytes) -> str:
-    """The silo's reason for refusing; on one line."""
-    answer, body = unpack(Silo(file).answer(seal_for(file, data)), Answer)
-    assert "\n" not in answer.error
-    assert not (answer.error and body)
-    return answer.error
-
-
-def task(
-    agreed: Agreement = TERMS, model: Any = INITIAL, extra: bytes = b"", **changes: Any
-) -> bytes:
-    arguments = wire.encode((model,))
-    ask = Ask("task", agreed.text(), task="train", length=len(arguments))
-    return pack(replace(ask, **changes), (arguments, extra))
-
-
-def nothing_done(file: SiloFile) -> bool:
-    return not list(file.folder.rglob("outcome-*"))
-
-
-def model(agreed: Agreement = TERMS) -> Weights:
-    from ekiden.core.base.settings import Hardware
-    from ekiden.data import Dataset, Samples
-
-    none = Samples(torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64))
-    return initial_weights(
-        agreed.setup(
-            Dataset("none", none, none, agreed.classes, inputs=of_tensor(none.x)),
-            Hardware(threads=1),
-        )
-    )
 
 
 def test_what_an_error_says_of_a_sample_stays_at_the_silo(
@@ -178,21 +115,6 @@ def test_a_good_request_is_done(file: SiloFile) -> None:
     assert said(file, task()) == ""
     assert said(file, task(model=model())) == ""
     assert not nothing_done(file)
-
-
-def test_code_that_reads_the_data_is_no_code_for_others_to_name(
-    file: SiloFile, tmp_path: Path
-) -> None:
-    """It may run here, because silo.toml names it, but not because somebody else does."""
-    code = tmp_path / "own.py"
-    code.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Method: pass\n")
-    outside.allow(f"{code}:Method")
-    for name in (f"{code}:Method", "own.py:Method", outside.by_content(f"{code}:Method")):
-        for entry in ("method", "metric"):
-            assert said(file, task(agreement=said_of_recipe(**{entry: name}))), (entry, name)
-    assert not (tmp_path / "ran").exists()
-    outside.load(f"{code}:Method")
-    assert (tmp_path / "ran").exists(), "the silo itself may run it"
 
 
 @pytest.mark.parametrize(
@@ -280,65 +202,10 @@ def test_what_a_silo_refuses(tmp_path: Path, data: bytes, reason: str) -> None:
     assert nothing_done(file)
 
 
-def test_models_that_do_not_fit_are_refused(file: SiloFile) -> None:
-    good = model()
-    nan, short = good.params.clone(), good.params[:-1]
-    nan[7] = float("nan")
-    for bad, reason in (
-        (good.with_params(nan), "NaN or infinity"),
-        (good.with_params(short), "do not fit this network"),
-        (good.with_params(torch.cat([good.params, good.params])), "another shape or type"),
-        (good.with_params(good.params[None]), "another shape or type"),
-        (good.with_params(good.params.double()), "another shape or type"),
-        (good.with_params(good.params.half()), "another shape or type"),
-        (replace(good, buffers=torch.zeros(3)), "another shape or type"),
-        (1.0, "was announced"),
-        ([good] * 2, "announced"),
-        ("x" * 100, "announced"),
-        ({str(i): 0 for i in range(100_000)}, "announced"),
-    ):
-        assert reason in said(file, task(model=bad))
-    assert nothing_done(file)
-    body = wire.encode([good.with_params(short)])
-    members = tuple(Reader(name, 0, "") for name in TERMS.clients)
-    about: dict[str, Any] = {"step": 2, "members": members, "results": 1}
-    ask = Ask("evaluate", TERMS.text(), **about)
-    assert "another shape" in said(file, pack(ask, (body,)))
-
-
 def test_a_message_longer_than_64_models_is_refused(tmp_path: Path) -> None:
     file = silo_file(tmp_path, "client-0", "[limits]\nmodel_bytes = 600000\n")
     assert said(file, task()) == ""
     assert "takes 38400000" in said(file, task(extra=b"x" * 39_000_000))
-
-
-def test_a_value_that_the_message_lacks(file: SiloFile) -> None:
-    assert "lacks the value" in said(file, task(model=Ref("client-1", "0-0-train")))
-    assert "is not here" in said(file, task(model=Ref("client-0", "0-0-train")))
-    assert "no client task" in said(file, task(model=Ref("client-1", "0-0-run")))
-
-
-def test_epochs_are_counted_over_a_whole_task(tmp_path: Path) -> None:
-    file = silo_file(tmp_path, "client-0", "[limits]\nepochs = 5\n")
-    agreed = terms(FedELMY(models=3, epochs=2, warmup=0))
-    arguments = wire.encode((INITIAL,))
-    ask = Ask("task", agreed.text(), task="extend_pool", length=len(arguments))
-    assert "more epochs than client-0 allows" in said(file, pack(ask, (arguments,)))
-    agreed = terms(FedELMY(models=2, epochs=2, warmup=0), run="fedcba9876543210")
-    assert said(file, pack(replace(ask, agreement=agreed.text()), (arguments,))) == ""
-
-
-def test_another_request_at_the_same_place_is_done_anew(file: SiloFile) -> None:
-    """A step that was interrupted and is repeated differently; what followed it there is
-    discarded."""
-    assert said(file, task()) == ""
-    assert said(file, task(call=1)) == ""
-    ask = pack(Ask("value", TERMS.text(), key="0-0-train"))
-    first = Silo(file).answer(ask)
-    other = model().with_params(model().params * 2)
-    assert said(file, task(model=other)) == ""
-    assert Silo(file).answer(ask) != first
-    assert "is not here" in said(file, pack(Ask("value", TERMS.text(), key="0-1-train")))
 
 
 def test_settled_values_are_dropped(file: SiloFile) -> None:
@@ -373,29 +240,6 @@ def test_a_refused_message_makes_the_silo_forget_nothing(file: SiloFile) -> None
     assert said(file, task(step=1, model=Ref("client-0", "0-0-train"))) == ""
 
 
-def test_a_request_with_long_lists_costs_no_time(
-    file: SiloFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each absence, reader and member is looked at, and each reader gets a copy. A run has few of
-    them."""
-    file = replace(file, limits=replace(file.limits, min_clients=1))
-    agreed = terms(FedSeq(epochs=1), clients=("client-0", "client-1"), skips=True)
-    assert said(file, task(agreed, absent=((0, "client-1"),))) == ""
-    monkeypatch.setattr(
-        SiloTasks, "do", lambda *args: pytest.fail("looked at before they were counted")
-    )
-    reader = Reader("client-1", 1, "00")
-    many: dict[str, Any] = {
-        "absent": ((1, "client-1"),),
-        "readers": (reader,),
-        "members": (reader,),
-    }
-    for what, one in many.items():
-        assert "in a run of 2 silos, client-0 takes 9 at most" in said(
-            file, task(agreed, **{what: one * 10})
-        )
-
-
 def test_only_in_runs_that_skip_silos_a_step_is_void(file: SiloFile) -> None:
     file = replace(file, limits=replace(file.limits, min_clients=1))
     skips = replace(TERMS, run="fedcba9876543210", skips=True)
@@ -404,38 +248,6 @@ def test_only_in_runs_that_skip_silos_a_step_is_void(file: SiloFile) -> None:
         assert said(file, task(agreed, step=1, absent=((0, "client-0"),))) == ""
         refused = said(file, task(agreed, step=2, model=Ref("client-0", "0-0-train")))
         assert ("is not here" in refused) is agreed.skips
-
-
-def test_what_the_method_still_needs_is_kept_whatever_the_message_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()
-    file = silo_file(tmp_path, "client-0", "[limits]\nmin_clients = 1\n")
-    agreed = terms(FedSeq(epochs=1, rounds=2), clients=("client-0",))
-    assert said(file, task(agreed)) == ""
-    second = task(agreed, model=Ref("client-0", "0-0-train"), step=1, settled=1)
-    assert said(file, second) == ""
-    assert said(file, second) == ""
-    assert said(file, pack(Ask("value", agreed.text(), key="0-0-train"))) == ""
-
-
-def test_a_result_is_of_as_many_clients_as_the_terms_say(tmp_path: Path) -> None:
-    """An ensemble has a network for each."""
-    file = silo_file(tmp_path, "client-0", "[limits]\nmodel_bytes = 600000\nmin_clients = 1\n")
-    body = wire.encode([model()])
-
-    def evaluate(named: int) -> str:
-        names = tuple(f"client-{i}" for i in range(named))
-        for name in names:
-            (tmp_path / "peers" / f"{name}.pub").write_text(public_key(name))
-        agreed = terms(Ensemble(epochs=1), clients=names, run=f"{named:016x}")
-        about: dict[str, Any] = {"results": int(named > 1), "step": 1}
-        about["members"] = (member_of(file, agreed.run),) if named == 1 else ()
-        ask = Ask("evaluate", agreed.text(), **about)
-        return said(file, pack(ask, (body,)))
-
-    assert "a result of 90 clients may be larger than client-0 takes" in evaluate(90)
-    assert evaluate(1) == ""
 
 
 def test_a_run_of_another_commit_is_refused() -> None:
@@ -524,16 +336,6 @@ def test_hello_is_signed(tmp_path: Path) -> None:
     assert not keys.proves(public, HELLO, signed_text(nonce, "client-1"), hello.signature)
     assert not keys.proves(public, HELLO, signed_text(nonce, "client-0"), "zz")
     assert (tmp_path / "own.key").stat().st_mode & 0o077 == 0
-
-
-def test_the_silo_whose_value_is_bad_is_named(file: SiloFile) -> None:
-    """The reader refuses it, but its owner is at fault."""
-    nan = model().params.clone()
-    nan[7] = float("nan")
-    value = wire.encode(model().with_params(nan))
-    part = ParcelPart("client-1", "0-0-train", len(value))
-    found = said(file, task(model=Ref("client-1", "0-0-train"), extra=value, parts=(part,)))
-    assert "value '0-0-train' of client-1: message holds NaN or infinity" in found
 
 
 @pytest.mark.parametrize(

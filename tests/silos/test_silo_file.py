@@ -3,7 +3,6 @@
 import ast
 import io
 import json
-import os
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -27,7 +26,6 @@ from ekiden.silos.coordinator.session import run
 from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.silo import silo_file
 from ekiden.silos.silo.silo_file import Limits, read
-from ekiden.silos.trust import keys
 from tests.silos.fakes import FakeNodes
 from tests.silos.silo_files import TABLE, sums_of, tables
 
@@ -425,17 +423,3 @@ def test_a_run_over_tables_of_silos(
     files[1].write_text(TABLE.format(name="b", more=more.replace("agreed.json", "other.json")))
     with pytest.raises(UserError, match=r"a and b hold data of different (inputs|counts)"):
         go("again")
-
-
-@pytest.mark.skipif(os.name != "posix", reason="other systems have other rights")
-def test_a_key_that_other_users_can_read_is_not_used(tmp_path: Path) -> None:
-    private = tmp_path / "a.key"
-    keys.generate(private)
-    assert keys.sign(private, "hello", b"text")
-    for mode in (0o640, 0o604, 0o620):
-        private.chmod(mode)
-        for use in (keys.public_of, lambda file: keys.sign(file, "hello", b"text")):
-            with pytest.raises(
-                UserError, match=r"other users of this machine can read the silo's key: chmod 600"
-            ):
-                use(private)

@@ -13,9 +13,9 @@ from ekiden.silos.silo.participation import log_request
 from ekiden.silos.silo.silo import Silo
 from ekiden.silos.trust.parcel import Ask, pack
 from tests.lab.reporting.across.test_browser import BROWSER, browse
+from tests.silos.asked import TERMS
 from tests.silos.fakes import mine, silo_file
 from tests.silos.test_metrics import asked, free_port
-from tests.silos.test_silo import TERMS
 
 FRAME = """<!doctype html><iframe id="frame" style="width: WIDTHpx; height: 844px; border: 0" srcdoc="PAGE">
 </iframe><pre id="found"></pre><script>

@@ -3,15 +3,11 @@ and stops no run."""
 
 import asyncio
 import os
-import socket
 import sqlite3
 import subprocess
 import sys
-import threading
-import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +15,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
-import uvicorn
 from fastapi import HTTPException
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import (
@@ -28,65 +23,10 @@ from flwr.supercore.primitives.asymmetric import (
     sign_message,
 )
 
-from ekiden.silos.ports import guarded
-from ekiden.silos.superlink import FleetOnly, keep_private, keep_superexec, own_replies
+from ekiden.silos.superlink import keep_private, keep_superexec, own_replies
+from tests.silos.links import App, asked, served
 
 pytestmark = pytest.mark.flower
-PATH = "/v1/fleet/push-object"
-
-
-class App:
-    """Stands for the SuperLink: counts requests, and the bytes of bodies."""
-
-    def __init__(self) -> None:
-        self.begun = 0
-        self.bodies: list[int] = []
-
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        self.begun += 1
-        length, more = 0, True
-        while more:
-            message = await receive()
-            length, more = length + len(message.get("body", b"")), message.get("more_body", False)
-        self.bodies.append(length)
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"done"})
-
-
-def until(happened: Callable[[], bool]) -> None:
-    """Wait for it, as long as the slowest machine may take."""
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-BOUNDS: dict[str, Any] = {"most": 1024, "each": 64, "seconds": 20.0}
-
-
-@contextmanager
-def served(app: App, known: Any, **bounds: Any) -> Iterator[int]:
-    """The port at which the app is served behind the gate."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    gate = FleetOnly(app, known) if known else app
-    options: dict[str, Any] = {
-        "host": "127.0.0.1",
-        "port": port,
-        "lifespan": "off",
-        "log_level": "error",
-    }
-    config = uvicorn.Config(gate, http=guarded(**BOUNDS | bounds), ws="none", **options)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    yield port
-    server.should_exit = True
-    thread.join(20)
 
 
 def headers(key: Any, public: Any, moment: str | None = None) -> str:
@@ -96,26 +36,6 @@ def headers(key: Any, public: Any, moment: str | None = None) -> str:
         f"flwr-public-key: {b64encode(public_key_to_bytes(public)).decode()}\r\n"
         f"flwr-signature: {b64encode(signature).decode()}\r\nflwr-timestamp: {moment}\r\n"
     )
-
-
-def asked(port: int, more: str, length: int, body: bytes) -> bytes:
-    """What comes back until the connection is closed, if of a body of `length` bytes only these are
-    sent."""
-    found = b""
-    # a connection that is one too many is reset
-    with (
-        socket.create_connection(("127.0.0.1", port), timeout=20) as link,
-        suppress(ConnectionError),
-    ):
-        link.sendall(
-            f"POST {PATH} HTTP/1.1\r\nhost: x\r\n{more}content-length: {length}\r\n\r\n".encode()
-            + body
-        )
-        while part := link.recv(4096):
-            found += part
-            if b"done" in part:
-                break
-    return found
 
 
 def test_a_body_is_not_read_before_a_registered_silo_signed() -> None:
@@ -141,58 +61,6 @@ def test_a_body_is_not_read_before_a_registered_silo_signed() -> None:
             b"HTTP/1.1 200"
         )
         assert app.bodies == [200_000]
-
-
-@pytest.mark.parametrize("bounds", [{"each": 3}, {"most": 3}])
-def test_connections_of_one_address_and_of_all_are_bounded(bounds: dict[str, int]) -> None:
-    begun = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n".encode()
-    app = App()
-    with served(app, None, **bounds, seconds=600) as port:
-        held = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(3)]
-        for link in held:
-            link.sendall(begun)
-        until(lambda: app.begun == 3)
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as one_more:
-            assert closed(one_more)
-        for link in held:
-            link.close()
-        until(lambda: asked(port, "", 4, b"body").startswith(b"HTTP/1.1 200"))
-
-
-@pytest.mark.parametrize("bounds", [{"each": 3}, {"most": 3}])
-def test_who_only_connects_shuts_out_no_silo_behind_the_same_address(
-    bounds: dict[str, int],
-) -> None:
-    app = App()
-    with served(app, None, **bounds, seconds=600) as port:
-        begun = socket.create_connection(("127.0.0.1", port), timeout=20)
-        begun.sendall(f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n".encode())
-        until(lambda: app.begun == 1)
-        idle = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(9)]
-        for link in idle:
-            link.sendall(b"POST ")
-        time.sleep(0.2)
-        assert asked(port, "", 4, b"body").startswith(b"HTTP/1.1 200")
-        begun.sendall(b"body")
-        assert begun.recv(4096).startswith(b"HTTP/1.1 200"), "a request that has begun is answered"
-        for link in (*idle, begun):
-            link.close()
-
-
-def test_a_connection_without_a_request_is_closed() -> None:
-    with (
-        served(App(), None, seconds=0.2) as port,
-        socket.create_connection(("127.0.0.1", port), timeout=20) as idle,
-    ):
-        idle.sendall(f"POST {PATH} HTTP/1.1\r\nhost:".encode())
-        assert closed(idle)
-
-
-def closed(link: socket.socket) -> bool:
-    try:
-        return link.recv(1) == b""
-    except ConnectionResetError:
-        return True
 
 
 @pytest.mark.skipif(os.name != "posix", reason="other systems have other rights")

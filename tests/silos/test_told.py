@@ -23,9 +23,9 @@ from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import SiloFile, read
 from ekiden.silos.silo.told import ToldSums
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
+from tests.silos.asked import TERMS, terms
 from tests.silos.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
-from tests.silos.test_session import far
-from tests.silos.test_silo import TERMS, terms
+from tests.silos.sessions import far
 
 pytestmark = pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
 Row = tuple[object, ...]

@@ -20,10 +20,10 @@ from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.silo import approval, trusted
 from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust.agreement import Agreement
+from tests.silos.asked import TERMS
 from tests.silos.fakes import NAMES, FakeNodes, silos, with_keys
+from tests.silos.sessions import assert_equal, here, plan_of
 from tests.silos.test_approval import hello
-from tests.silos.test_session import assert_equal, here, plan_of
-from tests.silos.test_silo import TERMS
 
 Command = Callable[..., tuple[int, str]]
 CODE = '''

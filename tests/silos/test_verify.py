@@ -37,7 +37,7 @@ from ekiden.silos.trust.agreement import no_samples
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
 from ekiden.silos.trust.report import Reported, SiloReport
 from tests.silos.fakes import NAMES, FakeNodes, mine, with_keys
-from tests.silos.test_session import assert_equal, far, here
+from tests.silos.sessions import assert_equal, far, here
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

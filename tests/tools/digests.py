@@ -54,7 +54,7 @@ from tests.lab.conformance.across.test_on_another_device import (
     images,
 )
 from tests.lab.conformance.test_rules import settings, small
-from tests.silos import test_session as remote
+from tests.silos import sessions as remote
 from tests.silos.fakes import NAMES, FakeNodes, with_keys
 
 Digests = dict[str, dict[str, str]]

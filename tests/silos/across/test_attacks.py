@@ -51,9 +51,9 @@ from ekiden.silos.trust.agreement import AGREEMENT, Agreement, no_samples
 from ekiden.silos.trust.parcel import Answer, Ask, Hello, ParcelPart, arguments_key, pack, unpack
 from ekiden.silos.trust.report import Reported, SiloReport, total_of
 from ekiden.silos.trust.sealing import Party, Reader
+from tests.silos.asked import TERMS
 from tests.silos.fakes import NAMES, FakeNodes, mine, silo_file, with_keys
-from tests.silos.test_session import assert_equal, far, here
-from tests.silos.test_silo import TERMS
+from tests.silos.sessions import assert_equal, far, here
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 from ekiden.silos.trust import keys

@@ -14,9 +14,9 @@ from ekiden.methods.exact.closing import with_lap
 from ekiden.silos.coordinator.remote_plan import from_json
 from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.trust.agreement import parse
+from tests.silos.asked import TERMS
 from tests.silos.fakes import NAMES, FakeNodes, with_keys
-from tests.silos.test_session import assert_equal, far, here, plan_of
-from tests.silos.test_silo import TERMS
+from tests.silos.sessions import assert_equal, far, here, plan_of
 
 CHAIN, STAR = with_lap(FedTasuki(epochs=1)), with_lap(Average(epochs=1))
 

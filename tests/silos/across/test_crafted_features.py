@@ -62,9 +62,9 @@ from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.parcel import Answer, Ask, arguments_key, pack, unpack
 from tests.silos.across.test_attacks import Attacker, layers
+from tests.silos.asked import TERMS
 from tests.silos.fakes import NAMES, FakeNodes, mine, public_key, silo_file, with_keys
-from tests.silos.test_session import assert_equal, far, here
-from tests.silos.test_silo import TERMS
+from tests.silos.sessions import assert_equal, far, here
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

@@ -20,6 +20,7 @@ EVALUATING = "tests/silos/across/test_evaluating.py"
 HARNESS = "tests/silos/across/test_harness.py"
 APPROVAL = "tests/silos/test_approval.py"
 LOG = "tests/silos/test_participation.py"
+SUPERNODE = "tests/silos/test_supernode.py"
 DEFENCES = {
     "the result is models only": (
         "core/engine/drive.py",
@@ -146,7 +147,7 @@ DEFENCES = {
         f"{FLOWER}/trust/keys.py",
         'if os.name == "posix" and mode & 0o077:',
         "if False:",
-        "tests/silos/test_silo_file.py::test_a_key_that_other_users_can_read_is_not_used",
+        "tests/silos/test_keys.py::test_a_key_that_other_users_can_read_is_not_used",
     ),
     "files that hold no text": (
         "core/base/files.py",
@@ -405,7 +406,7 @@ DEFENCES = {
         f"{FLOWER}/supernode.py",
         "    os.umask(0o077)\n",
         "",
-        f"{LOG}::test_only_its_user_reads_the_folder_of_a_silo",
+        f"{SUPERNODE}::test_only_its_user_reads_the_folder_of_a_silo",
     ),
     "a clock that jumps": (
         f"{FLOWER}/silo/shelf.py",
@@ -453,7 +454,7 @@ DEFENCES = {
         f"{FLOWER}/supernode.py",
         "    leave_no_core()\n",
         "",
-        f"{LOG}::test_a_silo_that_crashes_leaves_no_core_file",
+        f"{SUPERNODE}::test_a_silo_that_crashes_leaves_no_core_file",
     ),
     "the plan names its noise": (
         f"{FLOWER}/silo/approval.py",
@@ -478,7 +479,7 @@ DEFENCES = {
         f"{FLOWER}/ports.py",
         "if crowd:",
         "if False:",
-        "tests/silos/test_superlink.py::test_connections_of_one_address_and_of_all_are_bounded",
+        "tests/silos/test_ports.py::test_connections_of_one_address_and_of_all_are_bounded",
     ),
 }
 HANGS = {"regular files"}

@@ -21,7 +21,7 @@ from ekiden.silos.trust import report as measured
 from ekiden.silos.trust.parcel import Ask, unpack
 from ekiden.silos.trust.report import Reported, SiloReport, row_of, total_of
 from tests.silos.fakes import NAMES, FakeNodes, with_keys
-from tests.silos.test_session import plan_of
+from tests.silos.sessions import plan_of
 
 TERMS: Any = SimpleNamespace(clients=("a", "b"), classes=(), subgroups=())
 GOOD, DIVERGED, NONE = 0.5, 400.0, None

@@ -32,6 +32,8 @@ from ekiden.silos.trust import report as reports
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
 from ekiden.silos.trust.report import Reported
 from tests.silos.across.test_attacks import Attacker, layers
+from tests.silos.asked import model as initial
+from tests.silos.asked import terms, with_recipe
 from tests.silos.fakes import (
     NAMES,
     FakeNodes,
@@ -42,10 +44,8 @@ from tests.silos.fakes import (
     silo_file,
     with_keys,
 )
+from tests.silos.sessions import far
 from tests.silos.silo_files import TABLE, tables
-from tests.silos.test_session import far
-from tests.silos.test_silo import model as initial
-from tests.silos.test_silo import terms, with_recipe
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

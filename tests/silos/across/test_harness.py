@@ -54,7 +54,7 @@ from ekiden.silos.trust.masking import PartMasks
 from ekiden.silos.trust.parcel import Answer, Ask, opened, pack, unpack
 from ekiden.silos.trust.sealing import Party, kept_private
 from tests.silos.fakes import NAMES, FakeNodes, mine, seal_for, silo_file
-from tests.silos.test_session import far
+from tests.silos.sessions import far
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LIMIT = Limits().min_active

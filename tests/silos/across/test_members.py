@@ -24,7 +24,7 @@ from ekiden.methods.exact.fedran import Scatter
 from ekiden.silos.silo.policy import most_features
 from tests.silos.across.test_crafted_features import SAFE, Tampering, smoothed
 from tests.silos.fakes import NAMES, mine, with_keys
-from tests.silos.test_session import far
+from tests.silos.sessions import far
 
 VICTIM = NAMES[1]
 

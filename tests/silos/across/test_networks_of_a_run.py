@@ -36,7 +36,8 @@ from ekiden.silos.silo.silo_file import read
 from ekiden.silos.trust.parcel import Answer, Ask, Hello, pack, unpack
 from tests.silos.across.test_attacks import Attacker, files_of, finished, terms_in
 from tests.silos.fakes import NAMES, FakeNodes, silo_file, with_keys
-from tests.silos.test_session import Crooked, assert_equal, far, here, plan_of
+from tests.silos.sessions import assert_equal, far, here, plan_of
+from tests.silos.test_session import Crooked
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

@@ -33,6 +33,7 @@ from ekiden.silos.silo.budget import FILE
 from ekiden.silos.trust.agreement import Agreement
 from ekiden.silos.trust.parcel import Ask, pack, unpack
 from tests.silos.across.test_crafted_features import Tampering
+from tests.silos.asked import TERMS, said, terms
 from tests.silos.fakes import (
     NAMES,
     FakeNodes,
@@ -42,8 +43,7 @@ from tests.silos.fakes import (
     silo_file,
     with_keys,
 )
-from tests.silos.test_session import far, here
-from tests.silos.test_silo import TERMS, said, terms
+from tests.silos.sessions import far, here
 
 METHOD = FedGram(dictionary="seed", width=20)
 PROMISE = "epsilon=2,delta=1e-4,clip=1"

@@ -33,7 +33,7 @@ from ekiden.silos.trust import agreement as agreements
 from tests.silos.across.test_attacks import Attacker, terms_in
 from tests.silos.across.test_networks_of_a_run import refused
 from tests.silos.fakes import FakeNodes, evaluate
-from tests.silos.test_session import same
+from tests.silos.sessions import same
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

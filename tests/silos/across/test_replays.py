@@ -20,8 +20,8 @@ from ekiden.silos.silo import approval
 from ekiden.silos.trust import custody, keys
 from ekiden.silos.trust.parcel import Answer, Ask, unpack
 from tests.silos.fakes import NAMES, FakeNodes, with_keys
+from tests.silos.sessions import far
 from tests.silos.test_masking import numbers
-from tests.silos.test_session import far
 
 COUNTED = {"requests.log", "requests.json", "requests", "days.json"}
 """files that count and log what is asked"""

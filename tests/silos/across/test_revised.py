@@ -24,9 +24,9 @@ from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.silo import participation
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust.agreement import AGREEMENT, Revision
+from tests.silos.asked import TERMS
 from tests.silos.fakes import NAMES, FakeNodes, public_key, silos, with_keys
-from tests.silos.test_session import TRAINING, assert_equal, far
-from tests.silos.test_silo import TERMS
+from tests.silos.sessions import TRAINING, assert_equal, far
 
 METHOD = FedGram(width=120)
 

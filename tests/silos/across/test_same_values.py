@@ -40,7 +40,7 @@ from ekiden.methods.rounds.feddisco import discrepancy
 from ekiden.silos.coordinator.transport import Remote
 from ekiden.silos.silo import tasks
 from tests.silos.fakes import NAMES, FakeNodes, mine, with_keys
-from tests.silos.test_session import far
+from tests.silos.sessions import far
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:each pixel is a column of the trees:ekiden.core.base.errors.DataWarning"

@@ -24,8 +24,8 @@ from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.trust import agreement as agreements
 from ekiden.silos.trust.parcel import Answer, Ask, pack, unpack
 from tests.silos.fakes import NAMES, FakeNodes, with_keys
+from tests.silos.sessions import assert_equal, far, here
 from tests.silos.test_masking import numbers
-from tests.silos.test_session import assert_equal, far, here
 
 KINDS = (FedAvg, FedProx, SCAFFOLD, FedNova, FedDyn, FedDC, FedDisco)
 each_method = pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from ekiden.silos.silo.silo import Silo
 from ekiden.silos.silo.silo_file import Limits, read
 from ekiden.silos.trust import keys
 from tests.silos.fakes import FakeNodes, evaluate
-from tests.silos.test_session import far
+from tests.silos.sessions import far
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

@@ -39,8 +39,8 @@ from ekiden.silos.trust.report import Reported
 from tests.silos.across.test_attacks import Attacker, terms_in
 from tests.silos.across.test_networks_of_a_run import refused
 from tests.silos.fakes import NAMES, FakeNodes, with_keys
+from tests.silos.sessions import TRAINING, same
 from tests.silos.silo_files import tables
-from tests.silos.test_session import TRAINING, same
 
 pytest.importorskip("cryptography", reason="needs the extra flower: pip install 'ekiden[flower]'")
 

@@ -27,7 +27,7 @@ from tests.lab.conformance.across.test_frozen_backbone import backbone
 from tests.lab.conformance.test_rules import small
 from tests.lifecycle.kinds import KINDS, Kind
 from tests.lifecycle.silos import ekiden
-from tests.silos import test_session as remote
+from tests.silos import sessions as remote
 
 if not torch.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)

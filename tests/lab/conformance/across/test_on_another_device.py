@@ -55,7 +55,7 @@ from ekiden.methods import (
 from ekiden.methods.chain import fedelmy
 from tests.lab.conformance.elsewhere import Elsewhere, Mixed
 from tests.lab.conformance.test_rules import ELSEWHERE, mostly, small
-from tests.silos import test_session as remote
+from tests.silos import sessions as remote
 
 ONE = torch.zeros(1, dtype=torch.int64)
 
