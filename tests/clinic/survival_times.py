@@ -1,4 +1,4 @@
-"""The patients of the survival reference at two silos, and what these tell of their times."""
+"""The patients of the survival reference at two silos, and what these report about their times."""
 
 from typing import Any
 

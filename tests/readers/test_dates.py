@@ -1,4 +1,4 @@
-"""Dates in any form, named by the user; what is no date."""
+"""Dates in any form that the user names, and cells that are not dates."""
 
 import numpy as np
 import pandas

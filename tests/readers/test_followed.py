@@ -1,4 +1,4 @@
-"""What a silo tells of events at times: no number of it is small."""
+"""What a silo reports about events at times: no number of it is small."""
 
 import pytest
 

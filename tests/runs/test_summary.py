@@ -1,4 +1,4 @@
-"""What a run folder says of its run: whether it is finished, how it is divided, sizes and times."""
+"""What follows from a run folder: whether it is finished, how it is divided, sizes and times."""
 
 import json
 from dataclasses import asdict
