@@ -550,7 +550,7 @@ def sweep(
         raise UserError('queue is for on="slurm": add that, or leave it out')
     path, kept = path_of(file), None if records is None else Path(records)
     swept = sweeps.plan_sweep(path, budget, None if out is None else Path(out), kept)
-    cells = sweeps.select(swept.experiment.cells, only, without)
+    cells = sweeps.select(swept.experiment, only, without)
     runs = {run.folder: run for run in swept.runs(cells)}
     jobs = sweeps.jobs(swept, list(runs.values()), device)
     outcomes = sweeps.SweepOutcomes(swept, read_text(path), kept)

@@ -61,10 +61,24 @@ COMMANDS = {
 fields are its flags; `run`, whose flags depend on the method, takes the command line."""
 
 _WITHOUT_TENSORS = {
-    *("list", "show", "log", "compare", "ps", "stop", "trust"),
-    *("new method", "new study", "new hospital"),
-    *("silo init", "silo join", "silo keys", "silo status", "silo trust"),
-    *("federation init", "federation add", "federation status"),
+    "list",
+    "show",
+    "log",
+    "compare",
+    "ps",
+    "stop",
+    "trust",
+    "new method",
+    "new study",
+    "new hospital",
+    "silo init",
+    "silo join",
+    "silo keys",
+    "silo status",
+    "silo trust",
+    "federation init",
+    "federation add",
+    "federation status",
 }
 """Commands that start without PyTorch; see `without_torch`."""
 

@@ -90,14 +90,10 @@ class TableConsole(Console):
         ):
             if isinstance(text, tuple):
                 for column, cell in zip(table.columns, text, strict=True):
-                    name = (
-                        column.header
-                        if isinstance(column.header, Text)
-                        else Text(str(column.header))
-                    )
-                    super().print(
-                        Text.assemble(name, ": ", cell) if name.plain else cell, **options
-                    )
+                    line = cell
+                    if name := str(column.header):
+                        line = Text.assemble(name, ": ", cell)
+                    super().print(line, **options)
                 super().print()
             elif text is not None:
                 super().print(text, **options | {"justify": "left"})

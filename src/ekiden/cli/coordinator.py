@@ -31,6 +31,7 @@ from ekiden.silos import commands
 from ekiden.silos.coordinator import federation as federations
 from ekiden.silos.coordinator import remote_plan, session
 from ekiden.silos.coordinator import verify as verifying
+from ekiden.silos.coordinator.federation import Federation
 from ekiden.silos.coordinator.remote_plan import Measuring, RemotePlan, check, stored
 from ekiden.silos.coordinator.session import EVALUATIONS
 from ekiden.silos.security import check_link
@@ -120,15 +121,14 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
         BOXES,
     )
     plan, place = options.plan, options.place
+    link = _reach(place)
     if place.federation is not None:
         if place.link or place.certificate or place.keys:
             raise UserError(
                 "--federation says --link, --certificate and --keys: give one or the others"
             )
         federation = federations.read(place.federation)
-        place = replace(
-            place, link=federation.link, certificate=federation.certificate, keys=federation.keys
-        )
+        link = _reach(federation)
         if not plan.clients:
             plan = replace(plan, clients=",".join(federations.members(federation)))
             if federation.joining:
@@ -141,18 +141,22 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
         raise UserError("say where the silos are: --federation FOLDER, or --clients NAME,NAME,...")
     tracking.check(options.track, options.out)
     folder = launch.free_folder(options.out, f"{kind.title()}-flower-seed{plan.recipe.seed}")
-    link: dict[str, Any] = {
-        "link": place.link,
-        "certificate": absolute(place.certificate),
-        "keys": absolute(place.keys),
-    }
-    check_link(place.link, place.certificate, lambda line: None)
+    check_link(link["link"], _certificate(link), lambda line: None)
     outside.trust_text(_named(link), folder / LINK)
     with only_json(options.json) as tell:
         run = _submit(plan, folder, link, options.track)
         tell([summary.as_record(run)])
     if place.federation is not None:
         federations.met(place.federation, plan.names)
+
+
+def _reach(place: BetweenMachines | Federation) -> dict[str, Any]:
+    """Return how a SuperLink is reached, as a run folder keeps it."""
+    return {
+        "link": place.link,
+        "certificate": absolute(place.certificate),
+        "keys": absolute(place.keys),
+    }
 
 
 def absolute(path: Path | None) -> str:
@@ -239,11 +243,7 @@ def evaluate(
     plan = stored(run)
     if federation is not None:
         one = federations.read(federation)
-        link = {
-            "link": one.link,
-            "certificate": str(one.certificate),
-            "keys": str(one.keys),
-        }
+        link = _reach(one)
         names = clients or ",".join(federations.members(one))
     elif plan is not None:
         link = _link(run)

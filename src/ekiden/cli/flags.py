@@ -123,9 +123,10 @@ def page(prog: str, shown: object, about: str = "", boxes: Boxes = ()) -> str:
     rest = [flag for flag in own.flags if flag.names]
     lines += _block("arguments", "", values, width) if values else []
     lines += ["", "options", *_row("-h, --help", "show this help message and exit", width)]
-    lines += [line for flag in rest if not boxes for line in _row(*flag.lines, width)]
     if boxes:
         found = list(_arranged(found, rest, boxes))
+    else:
+        lines += _rows(rest, width)
     for box in sorted(found, key=lambda box: box.field != "method"):
         lines += _block(box.title, box.about, box.flags, width)
     return "\n".join(lines) + "\n"
@@ -228,13 +229,23 @@ def _block(title: str, about: str, listed: Iterable[Flag], width: int) -> list[s
     lines = ["", title]
     if about:
         lines += [*_folded(about, width), ""]
-    return lines + [line for flag in listed for line in _row(*flag.lines, width)]
+    return lines + _rows(listed, width)
+
+
+def _rows(listed: Iterable[Flag], width: int) -> list[str]:
+    """Return the lines about some flags."""
+    lines: list[str] = []
+    for flag in listed:
+        lines += _row(*flag.lines, width)
+    return lines
 
 
 def _folded(text: str, width: int) -> list[str]:
     """Return the paragraphs of a text."""
-    parts = ["\n".join(_wrap(" ".join(part.split()), width)) for part in text.split("\n\n")]
-    return "\n\n".join(parts).split("\n")
+    lines: list[str] = []
+    for part in text.split("\n\n"):
+        lines += [*_wrap(" ".join(part.split()), width), ""]
+    return lines[:-1]
 
 
 def _wrap(text: str, width: int, **options: str) -> list[str]:

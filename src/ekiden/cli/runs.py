@@ -159,13 +159,13 @@ def run(args: Sequence[str]) -> None:
     if len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds {' '.join(map(str, seeds))} names one twice: give each once")
     tracking.check(options.track, options.out)
-    names = [f"{kind.title()}-{Path(one).stem}-seed{seed}" for seed in seeds]
-    folders = [launch.free_folder(options.out, name) for name in names]
-    for path in (options.out / name for name in names):
+    jobs = []
+    for seed in seeds:
+        name = f"{kind.title()}-{Path(one).stem}-seed{seed}"
+        path = options.out / name
         if (path / "config.json").exists() and not summary.summarise(path).finished:
             say(f"{path} is not finished: `ekiden resume {path}` goes on (--data: moved data)")
-    jobs = []
-    for seed, folder in zip(seeds, folders, strict=True):
+        folder = launch.free_folder(options.out, name)
         seeded = replace(plan, recipe=replace(plan.recipe, seed=seed))
         jobs.append(launch.LaunchedRun(seeded, folder, track=options.track, on=options.on))
     _launch(jobs, options.json)
@@ -282,7 +282,15 @@ def _launch(jobs: list[launch.LaunchedRun], as_json: bool) -> None:
             outcomes = launch.launch(jobs, console)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(*(job.folder for job in jobs)) from None
-        if runs := [summary.summarise(o.folder) for o in outcomes if not o.error]:
+        runs, failed = [], []
+        for end in outcomes:
+            if not end.error:
+                runs.append(summary.summarise(end.folder))
+            elif len(outcomes) > 1:
+                failed.append(f"{end.folder}: {end.error}")
+            else:
+                failed.append(end.error)
+        if runs:
             tell([summary.as_record(run) for run in runs])
             console.print(drawing.comparison(runs))
             for run in runs:
@@ -291,12 +299,9 @@ def _launch(jobs: list[launch.LaunchedRun], as_json: bool) -> None:
                     say(f"{run.folder}: {line}")
                 if line := summary.divergence(run):
                     say(line)
-            say("\n".join(f"run folder: {o.folder}" for o in outcomes if not o.error))
-    failed = [o for o in outcomes if o.error]
+            say("\n".join(f"run folder: {run.folder}" for run in runs))
     if failed:
-        raise UserError(
-            "; ".join(f"{o.folder}: {o.error}" if len(outcomes) > 1 else o.error for o in failed)
-        )
+        raise UserError("; ".join(failed))
 
 
 @dataclass(frozen=True)

@@ -127,12 +127,12 @@ def predict(options: PredictOptions) -> None:
     warn(options.run)
     column = options.column or column_in(read_config(options.run))
     threshold = None
-    if model.recalibration and options.threshold and not _is_number(options.threshold):
-        raise UserError(
-            "the run measured thresholds before it was recalibrated: give --threshold a number, or "
-            "none"
-        )
     if options.threshold:
+        if model.recalibration and not _is_number(options.threshold):
+            raise UserError(
+                "the run measured thresholds before it was recalibrated: give --threshold a number, "
+                "or none"
+            )
         threshold = _threshold(options.threshold, options.run)
     answers = predictions.Answers(model, threshold, options.at, _baseline(options))
     count = predictions.predict(

@@ -88,7 +88,7 @@ def run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
     swept = sweep.plan_sweep(
         options.file, options.budget, options.out, options.records, options.reuse
     )
-    cells = sweep.select(swept.experiment.cells, options.only, options.without)
+    cells = sweep.select(swept.experiment, options.only, options.without)
     runs = swept.runs(cells)
     jobs = [replace(job, track=options.track) for job in sweep.jobs(swept, runs, options.device)]
     if options.dry_run:
@@ -126,13 +126,14 @@ def _show(swept: Sweep, cells: Sequence[Cell], outcomes: sweep.SweepOutcomes) ->
     console.print(verdicts.listing(swept.experiment, came))
     for contrast in contrasts(swept.experiment, came):
         console.print(contrast.table)
-    for cell in (c for c in cells if c.skip):
-        say(f"not run: {cell.label}: {cell.skip}")
+    for cell in cells:
+        if cell.skip:
+            say(f"not run: {cell.label}: {cell.skip}")
     say(f"sweep folder: {swept.folder}")
     left_out = [line for result in came for line in result.left_out]
     for line in left_out:
         say(line)
-    for line in filter(None, (divergence(run) for result in came for run in result.runs)):
+    for line in filter(None, map(divergence, verdicts.runs_of(came))):
         say(line)
     for run in outcomes.elsewhere:
         say(f"in progress in another process: {run.folder.name}")

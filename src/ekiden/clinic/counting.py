@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import asinh, isnan, nan, prod
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -72,7 +71,8 @@ _OF_SCORES = frozenset(("auroc", "average_precision", "calibration_error", "brie
 _MOST_TRAIN = 1000
 
 
-class Counted(NamedTuple):
+@dataclass(frozen=True)
+class Counted:
     """Numbers that are counted together; `name` says what they are."""
 
     name: str
@@ -96,16 +96,13 @@ class Care:
 EXACT = Care()
 
 
+@dataclass(eq=False)
 class Counting(ABC):
     """Counts what a model answers to samples of one task."""
 
-    def __init__(self, task: Task, outputs: int, *, full: bool) -> None:
-        # what the labels mean
-        self.task = task
-        # K
-        self.outputs = outputs
-        # whether scores are counted in bins, too, where the task has scores
-        self.full = full
+    task: Task  # what the labels mean
+    outputs: int  # K
+    full: bool  # whether scores are counted in bins, too, where the task has scores
 
     @abstractmethod
     def parts(self) -> Sequence[Counted]:
@@ -530,17 +527,17 @@ def _of_classes(n: Mapping[str, Floats]) -> tuple[Floats, Floats, Floats, Floats
 
 def counting_of(task: Task, outputs: int, *, full: bool) -> Counting:
     """Return what counts answers to samples of a task; see `Counting`."""
+    kind: type[Counting] = OfPlaces
     match task:
         case Classification():
-            return OfClasses(task, outputs, full=full)
+            kind = OfClasses
         case MultiLabel():
-            return OfLabels(task, outputs, full=full)
+            kind = OfLabels
         case Regression():
-            return OfNumbers(task, outputs, full=full)
+            kind = OfNumbers
         case Survival():
-            return OfTimes(task, outputs, full=full)
-        case _:
-            return OfPlaces(task, outputs, full=full)
+            kind = OfTimes
+    return kind(task, outputs, full)
 
 
 def edges(scored: int) -> Tensor:

@@ -89,9 +89,9 @@ def figures(task: Task, told: CountedAnswers, wanted: Wanted | None = None) -> F
     c = told.counts
     if not c.samples:
         return Figures(0, told.silos)
-    values = {"loss": c.loss, **{metric.name: metric.counted(c) for metric in task.metrics}}
-    each = {}
+    values, each = {"loss": c.loss}, {}
     for metric in task.metrics:
+        values[metric.name] = metric.counted(c)
         if metric.each is not None:
             each[metric.name] = metric.each(c)
     found = Figures(

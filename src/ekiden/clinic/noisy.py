@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from ekiden.clinic.counting import (
     BY_CLASS,
     EXACT,
     POWERS,
+    Counted,
     Counting,
     binned,
     fixed,
@@ -70,18 +71,12 @@ _ANY = (-math.inf, math.inf)
 _REDRAWN = 50
 
 
-class NoisyPart(NamedTuple):
+@dataclass(frozen=True)
+class NoisyPart(Counted):
     """Numbers that are told together."""
 
-    name: str
-    shape: tuple[int, ...]
-    norm: float  # the length of the vector by which one sample moves them at most
+    norm: float = 1.0  # the length of the vector by which one sample moves them at most
     tree: bool = False  # whether the last axis has bins, which are counted in a tree
-
-    @property
-    def size(self) -> int:
-        """How many there are."""
-        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -119,19 +114,19 @@ class Noisy(Exact):
         k, scored = self.counting.outputs, self.counting.scored
         told = [NoisyPart("loss", (), MOST_LOSS)]
         if not self.whole:
-            told.append(NoisyPart("samples", (), 1))
+            told.append(NoisyPart("samples"))
         # a sample is in one node of each level
         deep = math.sqrt(_BINS.bit_length())
         scores = []
         if scored:
             shape = (scored, 2, _BINS)
             scores.append(NoisyPart("scores", shape, deep * math.sqrt(scored), tree=True))
-        table = NoisyPart("table", (k, k + 1), 1)
+        table = NoisyPart("table", (k, k + 1))
         match self.counting.task:
             case Classification():
                 if not self.counting.has("table"):
                     table = NoisyPart("each", (3, k), 3**0.5)
-                told += [NoisyPart("right", (), 1), table, *scores]
+                told += [NoisyPart("right"), table, *scores]
                 # of two classes, the bins of scores tell them, too
                 if scored and k > 2:
                     told.append(NoisyPart("groups", (2, GROUPS), 2**0.5))
@@ -145,7 +140,7 @@ class Noisy(Exact):
                 told += [NoisyPart("ordered", (), 3.01), NoisyPart("comparable", (), 1.51)]
             # in samples
             case _:
-                told += [NoisyPart("places", (), 1), NoisyPart("right", (), 1)]
+                told += [NoisyPart("places"), NoisyPart("right")]
                 if self.counting.has("table"):
                     told.append(table)
         return tuple(told)
@@ -177,12 +172,11 @@ class Noisy(Exact):
         for part in self.parts:
             numbers = (exact[part.name].double() * GRID).round().reshape(-1, *part.shape[-1:])
             if part.tree:
-                nodes = numbers @ torch.from_numpy(_tree(_BINS)).T
-                drawn = draw.gaussian(self.deviation(part), nodes.numel()).view(nodes.shape)
-                numbers = (nodes + drawn) @ torch.from_numpy(_estimate(_BINS)).T
-            else:
-                drawn = draw.gaussian(self.deviation(part), numbers.numel())
-                numbers = numbers + drawn.view(numbers.shape)
+                numbers = numbers @ torch.from_numpy(_tree(_BINS)).T
+            drawn = draw.gaussian(self.deviation(part), numbers.numel())
+            numbers = numbers + drawn.view(numbers.shape)
+            if part.tree:
+                numbers = numbers @ torch.from_numpy(_estimate(_BINS)).T
             told.append(numbers.round().long().reshape(-1))
         return torch.cat(told)
 
@@ -270,10 +264,7 @@ class Noisy(Exact):
             for name, value in figures(self.counting.task, counts, wanted).values.items():
                 if name in whole.values:
                     squares[name].append((value - whole.values[name]) ** 2)
-        moved = {}
-        for name in whole.values:
-            if each := squares[name]:
-                moved[name] = math.sqrt(sum(each) / len(each))
+        moved = {name: math.sqrt(sum(each) / len(each)) for name, each in squares.items()}
         limits = {one.name: (one.least, one.most) for one in self.counting.task.metrics}
         ends = {}
         for name, at in whole.intervals.items():

@@ -57,7 +57,9 @@ def draft(data: str, silos: Sequence[str], reading: Reading) -> str:
 
 def drafted(holdings: Sequence[Holding], reading: Reading) -> str:
     """Return a draft of the schema of what sources hold."""
-    raws = [part for holding in holdings for part in holding.parts]
+    raws: list[Raw] = []
+    for holding in holdings:
+        raws += holding.parts
     first, least = raws[0], reading.min_count
     columns = _features(raws, reading)
     roles = dict[str, tuple[str, ...]]()
@@ -348,15 +350,19 @@ def _named(told: Sequence[ColumnSums]) -> dict[str, ColumnSums]:
 def survival(told: Sequence[ColumnSums]) -> curves.Compared | None:
     """Return the survival curves of the silos, if they tell any."""
     silos = _named(told)
-    given = {name: one.followed for name, one in silos.items() if one.followed is not None}
+    given, without = {}, ""
+    for name, one in silos.items():
+        if one.followed is not None:
+            given[name] = one.followed
+        else:
+            without = without or name
     if not given:
         return None
-    for silo in silos:
-        if silo not in given:
-            raise UserError(
-                f"{silo} tells no events between times: make the sums of all silos with the same "
-                "times"
-            )
+    if without:
+        raise UserError(
+            f"{without} tells no events between times: make the sums of all silos with the same "
+            "times"
+        )
     # targets have no missing values
     name = next(column for column in told[0].moments if column not in told[0].missing)
     return curves.compared(name.removeprefix(target("")), given)

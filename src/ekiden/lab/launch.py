@@ -496,8 +496,8 @@ def queue_settings(given: Sequence[str]) -> dict[str, str | int]:
     """Return parameters of submitit from texts such as timeout_min=600."""
     found: dict[str, str | int] = {}
     for text in given:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
+        name, _, value = text.partition("=")
+        if not (name and value):
             raise UserError(f"--queue takes NAME=VALUE, such as slurm_partition=gpu, not {text!r}")
         found[name] = value
         if value.isdigit():

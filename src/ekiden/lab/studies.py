@@ -40,23 +40,11 @@ Network = str | nn.Module | Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A method with its settings."""
+    """A method with settings of the grid."""
 
+    settings: Mapping[str, Any]  # from the grid; each belongs to the method or to the training
     method: Method
     training: Training
-
-    def varied(self, settings: Mapping[str, Any]) -> "_Candidate":
-        """Return the candidate with other settings; each belongs to the method or to the
-        training.
-        """
-        hyper, rest = {}, dict(settings)
-        for name in settings.keys() & _names(self.method):
-            hyper[name] = rest.pop(name)
-        return _Candidate(replace(self.method, **hyper), replace(self.training, **rest))
-
-
-# A candidate, and its settings from the grid
-_Choice = tuple[dict[str, Any], _Candidate]
 
 
 @dataclass(frozen=True)
@@ -269,7 +257,7 @@ def study(  # noqa: D417  (there are no others)
     _check_grid(grid, [*base, training])
     tried = {}
     for label, method in zip(_labels(base), base, strict=True):
-        tried[label] = _grid(_Candidate(method, training), grid)
+        tried[label] = _grid(method, training, grid)
     divided = {seed: as_federation(_of_seed(data, seed)) for seed in whole}
     place = None if folder is None else Path(folder)
     options = {"model": model, "hardware": hardware, "metric": metric, "workers": workers}
@@ -277,12 +265,12 @@ def study(  # noqa: D417  (there are no others)
     with bar("study", len(whole) * sum(map(_times, tried.values())), quiet=quiet) as advance:
         results = _Results(divided, place, options, advance)
         best = {label: results.best(label, candidates) for label, candidates in tried.items()}
-        runs = {label: results(label, one) for label, (_, one) in best.items()}
-    chosen = {label: settings for label, (settings, _) in best.items() if grid}
+        runs = {label: results(label, one) for label, one in best.items()}
+    chosen = {label: one.settings for label, one in best.items() if grid}
     return Study(runs, whole, chosen, place)
 
 
-def _times(choices: Sequence[_Choice]) -> int:
+def _times(choices: Sequence[_Candidate]) -> int:
     """Return how often a method is run with a seed: with each choice, and then with the best."""
     if len(choices) == 1:
         return 1
@@ -360,14 +348,14 @@ class _Results:
             self.done += 1
         return tuple(found)
 
-    def best(self, label: str, candidates: Sequence[_Choice]) -> _Choice:
+    def best(self, label: str, candidates: Sequence[_Candidate]) -> _Candidate:
         """Return the candidate with the best mean score on validation data."""
         # nothing to choose
         if len(candidates) == 1:
             return candidates[0]
         chosen, best = candidates[0], nan
-        for settings, one in candidates:
-            results = self(f"tuning/{label}-{','.join(_named(settings))}", one, tune=True)
+        for one in candidates:
+            results = self(f"tuning/{label}-{','.join(_named(one.settings))}", one, tune=True)
             metric = task_in(results[0].config).headline
             values = []
             for result in results:
@@ -377,7 +365,7 @@ class _Results:
                 values.append(value)
             score = metric.signed(mean(values))
             if better(score, best):
-                chosen, best = (settings, one), score
+                chosen, best = one, score
         if isnan(best):
             raise UserError(
                 f"{label}: no setting of the grid has a defined {metric.name} on validation data: "
@@ -386,14 +374,20 @@ class _Results:
         return chosen
 
 
-def _grid(one: _Candidate, grid: Mapping[str, Sequence[Any]]) -> list[_Choice]:
-    """Return all settings of a grid that a method has, and the candidates with them."""
-    known = [*_names(one.method), *_names(one.training)]
+def _grid(
+    method: Method, training: Training, grid: Mapping[str, Sequence[Any]]
+) -> list[_Candidate]:
+    """Return a method with all settings of a grid that it or its training has."""
+    known = [*_names(method), *_names(training)]
     own = {name: values for name, values in grid.items() if name in known}
     choices = []
     for values in product(*own.values()):
         settings = dict(zip(own, values, strict=True))
-        choices.append((settings, one.varied(settings)))
+        hyper, rest = {}, dict(settings)
+        for name in settings.keys() & _names(method):
+            hyper[name] = rest.pop(name)
+        one = _Candidate(settings, replace(method, **hyper), replace(training, **rest))
+        choices.append(one)
     return choices
 
 

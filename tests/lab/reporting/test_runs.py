@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ekiden.core.base.errors import UserError
-from ekiden.lab.reporting.runs import Opener, accuracies, collect
+from ekiden.lab.reporting.runs import accuracies, collect, open_models_of
 from ekiden.lab.tables import sweep
 from ekiden.methods import FedSeq
 from ekiden.runs.summary import summarise
@@ -16,11 +16,12 @@ pytestmark = pytest.mark.xdist_group("report")
 
 
 def test_accuracies_of_all_models_and_classes(runs: Path) -> None:
-    run = Opener()(summarise(runs / "fedper"))
+    made = summarise(runs / "fedper")
+    run = open_models_of(made)
     assert run.personal
     rows = accuracies(run)["class"]
     right = sum(n * a for n, a in rows.values())
-    assert right / sum(n for n, _ in rows.values()) == pytest.approx(run.run.last["accuracy"])
+    assert right / sum(n for n, _ in rows.values()) == pytest.approx(made.last["accuracy"])
 
 
 def test_methods_that_occur_twice_are_told_apart_by_what_differs(
@@ -56,7 +57,7 @@ def test_runs_of_other_data_or_precision_are_no_seeds_of_one_method(
         False,
         True,
     ]
-    tuned = Opener()(found.groups[2].first)
+    tuned = open_models_of(found.groups[2].first)
     assert len(tuned.data.dataset.test) == sum(len(c.val) for c in tuned.data.clients) > 0
     assert found.groups[2].first.last["accuracy"] == pytest.approx(
         sum(n * a for n, a in accuracies(tuned)["class"].values()) / len(tuned.data.dataset.test)
@@ -66,7 +67,7 @@ def test_runs_of_other_data_or_precision_are_no_seeds_of_one_method(
 def test_records_are_no_runs(runs: Path, tmp_path: Path) -> None:
     file = tmp_path / "kept.jsonl"
     swept = sweep.opened(runs / "sweep")
-    sweep.keep_records(swept, EXPERIMENT, file)
+    sweep.keep_records(swept, EXPERIMENT, file, swept.runs())
     with pytest.raises(
         UserError, match=r"holds records, not steps or models: .*`ekiden results .*kept\.jsonl`"
     ):

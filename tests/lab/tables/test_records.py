@@ -56,7 +56,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[sweep.Sweep, Path]:
     swept = planned(folder / "runs")
     run(swept, 3)
     file = folder / "kept" / "table.jsonl"
-    assert sweep.keep_records(swept, TABLE, file) == 3
+    assert sweep.keep_records(swept, TABLE, file, swept.runs()) == 3
     return swept, file
 
 
@@ -95,7 +95,7 @@ def test_recorded_runs_are_not_run_again_and_count(
     assert [job.folder.name for job in left] == [again.runs()[3].folder.name]
     run(again, 4)
     assert len(list((tmp_path / "runs").glob("*/config.json"))) == 1
-    assert sweep.keep_records(again, TABLE, kept) == 4
+    assert sweep.keep_records(again, TABLE, kept, again.runs()) == 4
     both = {r.cell.row: r for r in verdicts.collect(sweep.opened(kept))}
     first = {r.cell.row: r for r in verdicts.collect(swept)}
     assert {row: len(r.runs) for row, r in both.items()} == {"FedSeq": 2, "Local": 2}
@@ -116,7 +116,7 @@ def test_runs_of_another_experiment_with_the_same_settings_are_reused(
         again = sweep.plan_sweep(source, "paper", tmp_path / "runs", kept, [given])
         left = [(run.cell.row, run.seed) for run in again.runs() if not run.finished]
         assert left == [("longer", 0), ("Local", 1), ("longer", 1)], "three of four runs are there"
-    assert sweep.keep_records(again, table, kept) == 3
+    assert sweep.keep_records(again, table, kept, again.runs()) == 3
     assert (
         len(sweep.jobs(sweep.plan_sweep(source, "paper", tmp_path / "runs", kept), again.runs()))
         == 3
@@ -138,7 +138,7 @@ def test_a_folder_counts_before_its_record(done: tuple[sweep.Sweep, Path], tmp_p
     kept.write_text("\n".join([lines[0], json.dumps(wrong), *lines[2:]]) + "\n")
     again = sweep.plan_sweep(swept.folder.parent / "table.toml", "paper", swept.folder, kept)
     assert verdicts.collect(again)[0].values == verdicts.collect(swept)[0].values
-    sweep.keep_records(again, TABLE, kept)
+    sweep.keep_records(again, TABLE, kept, again.runs())
     assert kept.read_bytes() == file.read_bytes()
 
 
@@ -228,7 +228,7 @@ def test_two_sweeps_keep_their_records_in_one_file(
         sweeps.append(swept)
     file.parent.mkdir()
     (file.parent / ".kept.jsonl.1.tmp").touch()
-    assert [sweep.keep_records(swept, TABLE, file) for swept in sweeps] == [1, 2]
+    assert [sweep.keep_records(swept, TABLE, file, swept.runs()) for swept in sweeps] == [1, 2]
     assert sorted(path.name for path in file.parent.iterdir()) == [".lock", "kept.jsonl"]
 
 
@@ -236,13 +236,13 @@ def test_a_sweep_that_began_before_its_file_grew_does_not_bring_the_old_one_back
     done: tuple[sweep.Sweep, Path], tmp_path: Path
 ) -> None:
     swept, file = done[0], tmp_path / "kept.jsonl"
-    sweep.keep_records(swept, TABLE, file)
+    sweep.keep_records(swept, TABLE, file, swept.runs())
     newer = f"# more\n{TABLE}"
-    sweep.keep_records(swept, newer, file)
-    sweep.keep_records(swept, None, file)
+    sweep.keep_records(swept, newer, file, swept.runs())
+    sweep.keep_records(swept, None, file, swept.runs())
     assert records.read(file).experiment == newer
     file.unlink()
-    assert sweep.keep_records(swept, None, file) == 3
+    assert sweep.keep_records(swept, None, file, swept.runs()) == 3
     assert records.read(file).experiment == (swept.folder / "experiment.toml").read_text()
 
 
@@ -308,7 +308,7 @@ def test_a_damaged_run_takes_no_other_with_it(
     assert [run.folder for run in damaged] == [lines.folder, version.folder, plan.folder]
     assert all(str(run.folder) in why for run, why in damaged.items())
     assert "use the version of Ekiden that" in damaged[version]
-    assert sweep.keep_records(swept, TABLE, file) == 0
+    assert sweep.keep_records(swept, TABLE, file, swept.runs()) == 0
     page = ledger.page([swept])
     assert page.count("does not count: ") == 3
     shutil.copy(done[1], file)
@@ -350,7 +350,7 @@ def test_a_record_whose_environment_was_lost(
     shutil.copytree(done[0].folder, swept.folder)
     for run in swept.runs()[:3]:
         (run.folder / "environment.json").write_text("{tor")
-    sweep.keep_records(swept, TABLE, tmp_path / "kept.jsonl")
+    sweep.keep_records(swept, TABLE, tmp_path / "kept.jsonl", swept.runs())
     for path in (swept.folder, tmp_path / "kept.jsonl"):
         assert "PyTorch unknown, CPU" in ledger.page([sweep.opened(path)])
 
@@ -372,7 +372,7 @@ def test_a_relative_path_is_found_from_everywhere_and_counts_on_other_machines(
     one = swept.runs()[0]
     file = here / "pets.jsonl"
     assert one.finished
-    assert sweep.keep_records(swept, table, file) == 1
+    assert sweep.keep_records(swept, table, file, swept.runs()) == 1
     monkeypatch.chdir(there)
     assert planned(here / "runs", table).runs()[0].finished
     assert stored(one.folder).federation().dataset.name == str(here / "pets")
@@ -439,7 +439,7 @@ def test_records_hold_no_folders_and_count_in_another_folder(
     swept = sweep.plan_sweep(Path("table.toml"), "paper", here / "runs", None)
     run(swept, 1)
     file = tmp_path / "kept.jsonl"
-    assert sweep.keep_records(swept, PATHS, file) == 1
+    assert sweep.keep_records(swept, PATHS, file, swept.runs()) == 1
     assert str(tmp_path) not in file.read_text()
     monkeypatch.chdir(there)
     again = sweep.plan_sweep(Path("table.toml"), "paper", there / "runs", file)

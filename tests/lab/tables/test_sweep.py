@@ -7,9 +7,8 @@ import pytest
 
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine.method import Method
-from ekiden.lab.tables import sweep
-from ekiden.lab.tables.experiment import Cell
-from ekiden.methods import FedSeq, Local
+from ekiden.lab.tables import experiment, sweep
+from ekiden.methods import FedSeq
 from ekiden.runs.plan import Plan
 from ekiden.runs.recipe import Recipe
 
@@ -23,14 +22,17 @@ def test_a_damaged_mark_and_a_foreign_folder(tmp_path: Path) -> None:
 
 
 def test_cells_are_named_by_row_and_column() -> None:
-    cells = [
-        Cell(row, column, Plan(Recipe(FedSeq() if "Seq" in row else Local())))
-        for row in ("FedSeq", "FedSeq long", "Local")
-        for column in ("PACS", "PACS E=2", "PACS E=20")
-    ]
+    rows = "".join(
+        f'[[row]]\nlabel = "{label}"\nmethod = "{method}"\n'
+        for label, method in (("FedSeq", "fedseq"), ("FedSeq long", "fedseq"), ("Local", "local"))
+    )
+    columns = "".join(
+        f'[[column]]\nlabel = "{label}"\n' for label in ("PACS", "PACS E=2", "PACS E=20")
+    )
+    found = experiment.parsed(rows + columns, "table", "paper", "table.toml")
 
     def labels(only: list[str], without: list[str]) -> list[str]:
-        return [cell.label for cell in sweep.select(cells, only, without)]
+        return [cell.label for cell in sweep.select(found, only, without)]
 
     assert len(labels([], [])) == 9
     assert labels(["FedSeq"], ["E=20"]) == ["FedSeq / PACS", "FedSeq / PACS E=2"], (

@@ -252,7 +252,7 @@ def test_methods_in_rows() -> None:
 def test_shown_by_the_ledger_and_in_the_terminal(tmp_path: Path) -> None:
     made = sweep.Sweep(parsed(), tmp_path / "sweep", "table.toml")
     sweep.begin(made, TABLE)
-    cells = sweep.select(made.experiment.cells, ["digits/FedELMY", "digits/FedSeq"])
+    cells = sweep.select(made.experiment, ["digits/FedELMY", "digits/FedSeq"])
     for run in made.runs(cells)[:4]:
         job = sweep.jobs(made, [run])[0]
         job.plan.run(job.folder, job.plan.federation(), about=job.about)

@@ -16,7 +16,8 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.engine.local import MakesTransport
 from ekiden.core.engine.method import Method
 from ekiden.lab.conformance import rules
-from ekiden.lab.conformance.small_runs import Broken, Subject
+from ekiden.lab.conformance.small_runs import Broken as Broken
+from ekiden.lab.conformance.small_runs import Subject as Subject
 from ekiden.methods import method_named
 
 Check = Callable[[Subject], None]
@@ -104,7 +105,7 @@ def check(
         if unmade or (one in CONDUCT and broken & _FIRST):
             finding = Finding(one.__name__, line(one), tried=False)
         else:
-            finding = _tried(one, subject, known)
+            finding = _tried(one, subject, kind, known)
         findings.append(finding)
         report(finding)
     return tuple(findings)
@@ -117,15 +118,7 @@ def check_transport(make: MakesTransport) -> tuple[Finding, ...]:
     Args:
         make: makes the transport, as `ekiden.run(..., transport=...)` takes it.
     """
-    findings = []
-    for one in rules.OF_TRANSPORTS:
-        broken = ""
-        try:
-            one(make)
-        except Exception as error:
-            broken = _found(error, make)
-        findings.append(Finding(one.__name__, line(one), broken))
-    return tuple(findings)
+    return tuple(_tried(one, make, make, set()) for one in rules.OF_TRANSPORTS)
 
 
 _FIRST = {f.__name__ for f in (rules.is_a_frozen_dataclass, rules.tasks_are_annotated)}
@@ -139,14 +132,14 @@ def _can_be_made(subject: Subject) -> bool:
         return False
 
 
-def _tried(one: Check, subject: Subject, known: set[str]) -> Finding:
+def _tried(one: Callable[[Any], None], subject: Any, kind: Any, known: set[str]) -> Finding:
     broken = ""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             one(subject)
     except Exception as error:
-        broken = _found(error, subject.kind)
+        broken = _found(error, kind)
         if broken in known:
             return Finding(one.__name__, line(one), tried=False)
         known.add(broken)
@@ -161,17 +154,3 @@ def _found(error: Exception, kind: Any) -> str:
         file = outside.source(kind) or Path(getattr(kind, "__name__", "it"))
         error = outside.failure(file, error)
     return " ".join(str(error).split())
-
-
-__all__ = [
-    "CHECKS",
-    "CONDUCT",
-    "TEXT",
-    "Broken",
-    "Check",
-    "Finding",
-    "Subject",
-    "check",
-    "check_transport",
-    "line",
-]

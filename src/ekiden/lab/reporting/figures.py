@@ -115,7 +115,10 @@ def curves(number: int, groups: Sequence[Group], devices: Devices | None = None)
 
 def _time(groups: Sequence[Group], devices: Devices) -> Axis:
     """Return the axis of simulated time for these groups."""
-    clocks = {run.folder: simulated(run, devices) for group in groups for run in group.runs}
+    clocks = {}
+    for group in groups:
+        for run in group.runs:
+            clocks[run.folder] = simulated(run, devices)
 
     def seconds(run: Summary, row: Row) -> float:
         clock = clocks[run.folder]
@@ -161,10 +164,13 @@ def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
         metric = "accuracy"
     lines: list[Line] = []
     rows: list[list[Value]] = []
-    for line in filter(None, (_line(group, axis, metric) for group in groups)):
-        lines.append(line)
-        rows += line.rows
-    ends = [float(line.x[-1]) for line in lines if line.x[-1] > 0]
+    ends = []
+    for group in groups:
+        if line := _line(group, axis, metric):
+            lines.append(line)
+            rows += line.rows
+            if line.x[-1] > 0:
+                ends.append(float(line.x[-1]))
     if not ends or (axis is STEPS and max(ends) == 1):
         return None
     best = sorted(lines, key=lambda line: float(line.y[-1]), reverse=unit.higher)[:_MOST]
@@ -344,9 +350,10 @@ def by_group(
     """Draw the final accuracy of every method on each class or domain."""
     methods = list(accuracies)
     groups = list(accuracies[methods[0]])
-    values = np.full((len(methods), len(groups)), np.nan)
-    for i, rows in enumerate(accuracies.values()):
-        values[i] = [metric.scale * rows[group][1] for group in groups]
+    each = []
+    for rows in accuracies.values():
+        each.append([rows[group][1] for group in groups])
+    values = _scaled(each, metric)
     note = f"{_named(metric)} of the final models; of personal models, their mean."
     return metric_map(name, f"By {kind}", note, values, methods, groups, metric)
 
@@ -462,11 +469,17 @@ def ledger(group: Group, number: int) -> Drawing | Missing:
     )
     if failed:
         note += f"; {failed} times nobody answered"
-    rows: list[list[Value]] = [[a, b, n] for (a, b), n in sorted(sent.items())]
-    header = ["from", "to", "bytes"]
-    return Drawing(
-        f"ledger-{number}", group.name, f"{note}.", _matrix(list(parties), sent), header, rows
-    )
+    places = list(parties)
+    values = np.full((len(places), len(places)), np.nan)
+    rows: list[list[Value]] = []
+    for (source, target), moved in sorted(sent.items()):
+        values[places.index(source), places.index(target)] = moved / 1e6
+        rows.append([source, target, moved])
+    # senders are rows and receivers columns
+    labels = ("from", "to")
+    figure = heat(values, places, places, unit="MB", form="{:.1f}", labels=labels)
+    header = [*labels, "bytes"]
+    return Drawing(f"ledger-{number}", group.name, f"{note}.", figure, header, rows)
 
 
 def flows(run: Summary) -> tuple[Counter[tuple[str, str]], int]:
@@ -478,14 +491,6 @@ def flows(run: Summary) -> tuple[Counter[tuple[str, str]], int]:
         if row["bytes"]:
             sent[row["source"], row["target"]] += row["bytes"]
     return sent, failed
-
-
-def _matrix(parties: Sequence[str], sent: Counter[tuple[str, str]]) -> Any:
-    """Draw senders as rows and receivers as columns."""
-    values = np.full((len(parties), len(parties)), np.nan)
-    for (source, target), moved in sent.items():
-        values[parties.index(source), parties.index(target)] = moved / 1e6
-    return heat(values, parties, parties, unit="MB", form="{:.1f}", labels=("from", "to"))
 
 
 _NOTE = (
@@ -526,10 +531,9 @@ def _table(name: str, title: str, found: Mapping[str, Any]) -> PlainTable:
             if row.get("recalibration"):
                 line, known = "{:.2f}, {:+.2f}".format(*row["recalibration"]), True
             shown.append([*cells, line])
-    header.append("slope, intercept")
-    # the last column, where no subgroup has a line
-    if not known:
-        header.pop()
+    if known:
+        header.append("slope, intercept")
+    else:
         for cells in shown:
             cells.pop()
     note = _NOTE

@@ -7,6 +7,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,10 @@ from ekiden.lab.reporting.runs import (
     Found,
     Group,
     Opened,
-    Opener,
     accuracies,
     by_setting,
     collect,
+    open_models_of,
 )
 from ekiden.lab.reporting.style import (
     Drawing,
@@ -56,9 +57,11 @@ from ekiden.lab.reporting.tables import (
 )
 from ekiden.runs.clock import Devices
 from ekiden.runs.loaded_model import ModelSource
+from ekiden.runs.summary import Summary
 
 Item = PlainTable | Drawing | Heading | Missing
 Say = Callable[[str], None]
+Opener = Callable[[Summary], Opened]
 _PARTS = ("figures", "data", "index.html")
 _MADE_BY = '<meta name="generator" content="ekiden report">'
 
@@ -94,7 +97,7 @@ def compose(
     yield _section("data", [*_holders(chosen.opened), *chosen.closed])
     yield _section("forgetting", _forgetting(chosen))
     say("ledgers")
-    yield _section("ledger", _by_setting(chosen.groups, lambda g, i: [ledger(g, i)]))
+    yield _section("ledger", _by_setting(chosen.groups, ledger))
     yield _section("runs", [commands(found), *promises(found), environments(found)])
     yield _section("left-out", _left_out(found.left_out))
 
@@ -192,16 +195,19 @@ def _holders(opened: Mapping[Group, Opened]) -> Iterator[Item]:
         yield Drawing(f"holds-{number}", setting, note, holders(run.data), header, rows)
 
 
-def _by_setting(
-    groups: Iterable[Group], make: Callable[[Group, int], Sequence[Item]]
-) -> list[Item]:
-    """Make items for each group, under the setting's name if there are several settings."""
+def _by_setting(groups: Iterable[Group], make: Callable[[Group, int], Item | None]) -> list[Item]:
+    """Make an item for each group that has one, under the setting's name if there are several
+    settings.
+    """
     made: dict[str, list[Item]] = defaultdict(list)
     for number, group in enumerate(groups, 1):
         try:
-            made[group.setting] += make(group, number)
-        except UserError as error:  # a damaged file in its folder
-            made[group.setting].append(Missing(group.name, str(error)))
+            item = make(group, number)
+        except UserError as error:
+            # a damaged file in its folder
+            item = Missing(group.name, str(error))
+        if item is not None:
+            made[group.setting].append(item)
     found: list[Item] = []
     for setting, items in made.items():
         if len(made) > 1 and any(isinstance(item, Drawing) for item in items):
@@ -211,15 +217,9 @@ def _by_setting(
 
 
 def _forgetting(chosen: Details) -> list[Item]:
-    def make(group: Group, number: int) -> list[Item]:
-        item = forgetting(group, number)
-        if item is None:
-            return []
-        return [item]
-
     # `_section` joins the names of those that lack figures for one reason
     why = "no model is handed from client to client"
-    return _by_setting(chosen.groups, make) or [Missing(g.name, why) for g in chosen.groups]
+    return _by_setting(chosen.groups, forgetting) or [Missing(g.name, why) for g in chosen.groups]
 
 
 def _left_out(folders: Sequence[tuple[Path, str]]) -> list[Item]:
@@ -260,7 +260,8 @@ def report(
             (building / part).mkdir(parents=True)
         with look():
             sections = []
-            for section in compose(found, details, say, Opener(data, network), devices):
+            opener = partial(open_models_of, given=data, network=network)
+            for section in compose(found, details, say, opener, devices):
                 if section.items:
                     sections.append((section, [_view(item, building) for item in section.items]))
         (building / "index.html").write_text(_render(found, sections), encoding="utf-8")

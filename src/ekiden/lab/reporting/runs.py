@@ -25,7 +25,6 @@ from ekiden.lab.tables.verdicts import CellResult
 from ekiden.methods import known
 from ekiden.runs.loaded_model import ModelSource
 from ekiden.runs.loading import open_models
-from ekiden.runs.result import Result
 from ekiden.runs.summary import (
     Summary,
     conditions,
@@ -318,35 +317,32 @@ def _settings(group: Group) -> dict[str, Any]:
 class Opened:
     """A finished run with its data and models."""
 
-    run: Summary  # its numbers
     data: FederatedData  # who holds what
     test: TestSet  # measures models
     models: tuple[Weights, ...]  # the global model, or else the personal models
     personal: bool  # whether these are personal models
 
 
-@dataclass(frozen=True)
-class Opener:
-    """Reads the data and models of a run."""
+def open_models_of(
+    run: Summary, given: FederatedData | None = None, network: ModelSource | None = None
+) -> Opened:
+    """Open a finished run.
 
-    data: FederatedData | None = None  # the data of runs that were given them in Python
-    network: ModelSource | None = None  # their network, if it is not in the library
-
-    def __call__(self, run: Summary) -> Opened:
-        """Open a finished run."""
-        result = open_models(run.folder, network=self.network)
-        data = self._of(run, result)
-        test = result.judge(data)
-        models, personal = result.personal, bool(result.personal)
-        if result.weights is not None and not personal:
-            models = (result.weights,)
-        return Opened(run, data, test, models, personal)
-
-    def _of(self, run: Summary, result: Result) -> FederatedData:
-        if "plan" in run.config or self.data is None:
-            return result.data()
-        check_same_data(run.config, result.build.method, self.data, run.folder)
-        return self.data
+    Args:
+        run: its numbers.
+        given: the data of runs that were given them in Python.
+        network: their network, if it is not in the library.
+    """
+    result = open_models(run.folder, network=network)
+    if "plan" in run.config or given is None:
+        data = result.data()
+    else:
+        check_same_data(run.config, result.build.method, given, run.folder)
+        data = given
+    models, personal = result.personal, bool(result.personal)
+    if result.weights is not None and not personal:
+        models = (result.weights,)
+    return Opened(data, result.judge(data), models, personal)
 
 
 def accuracies(opened: Opened) -> dict[str, Mapping[str, tuple[int, float]]]:

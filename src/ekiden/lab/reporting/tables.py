@@ -81,8 +81,17 @@ class _Result(NamedTuple):
 
 
 _RESULT = (
-    *("row", "column", "mean", "std", "seeds", "metric", "rank", "published", "published_std"),
-    *("difference_in_standard_errors", "verdict"),
+    "row",
+    "column",
+    "mean",
+    "std",
+    "seeds",
+    "metric",
+    "rank",
+    "published",
+    "published_std",
+    "difference_in_standard_errors",
+    "verdict",
 )
 
 
@@ -199,12 +208,20 @@ def _compared(result: CellResult, rank: int, experiment: Experiment) -> _Result:
             text += f"; published {printed.mean:.2f}"
         return _Result(text)
     parts = [ours(result), _unit(cell.metric)]
-    numbers = [result.mean, result.std, len(result.runs), cell.metric, rank or None]
+    numbers = _numbers(result.values, cell.metric, rank)
     if compared := result.comparison:
         said = verdict(result, experiment).partition(":")[0]
         parts += [compared.beside, said]
         numbers += [compared.printed.mean, compared.printed.std, compared.t, said]
     return _Result("; ".join(filter(None, parts)), rank, numbers)
+
+
+def _numbers(values: Sequence[float], metric: str, rank: int) -> list[Value]:
+    """Return the numbers of a cell, see `_RESULT`, that come from its runs."""
+    std = None
+    if len(values) > 1:
+        std = stdev(values)
+    return [mean(values), std, len(values), metric, rank or None]
 
 
 def _unit(metric: str) -> str:
@@ -238,12 +255,8 @@ def _loose(number: int, groups: Sequence[Group]) -> PlainTable:
             metric = group.shown
             values = group.values(metric.name, metric.scale)
             text = "; ".join(filter(None, (spread(values), _unit(metric.name))))
-            std = None
-            if len(values) > 1:
-                std = stdev(values)
             rank = best.get(group.name, 0)
-            numbers = (mean(values), std, len(values), metric.name, rank or None)
-            cells[group.name, setting] = _Result(text, rank, numbers)
+            cells[group.name, setting] = _Result(text, rank, _numbers(values, metric.name, rank))
             if metric.name != "accuracy":
                 how = _HEADLINE
             elif shares := group.values("majority", 100):
@@ -342,10 +355,7 @@ def _repeat(run: Summary) -> str:
 def _environment(run: Summary) -> tuple[str, ...]:
     found = [str(run.config.get("ekiden", ""))]
     for key in ("python", "torch", "platform", "cores", "gpu"):
-        value = run.environment.get(key)
-        if value is None:
-            value = "–"
-        found.append(str(value))
+        found.append(str(run.environment.get(key) or "–"))
     return tuple(found)
 
 

@@ -195,6 +195,12 @@ class Cell:
         return re.sub(r"[^\w.=+-]+", "-", f"{self.row}--{self.column}").strip("-")
 
     @property
+    def method(self) -> Method:
+        """The method of a cell that can be run."""
+        assert self.plan is not None
+        return self.plan.recipe.method
+
+    @property
     def measured(self) -> str:
         """What the metric was measured on. Only values with the same answer are compared."""
         if self.metric in OWN_DATA:

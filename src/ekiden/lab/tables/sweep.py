@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -101,40 +101,38 @@ def flat(plan: Plan[Method]) -> dict[str, Any]:
     return values | dict(values.pop("hyperparameters"))
 
 
-def select(
-    cells: Sequence[Cell], only: Sequence[str], without: Sequence[str] = ()
-) -> tuple[Cell, ...]:
+def select(found: Experiment, only: Sequence[str], without: Sequence[str] = ()) -> tuple[Cell, ...]:
     """Return the cells that `only` names (all if it is empty), except those that `without` names.
 
     Each is ROW, COLUMN or ROW/COLUMN, where ROW and COLUMN are labels or parts of labels.
     """
-    rows, columns = {cell.row for cell in cells}, {cell.column for cell in cells}
+    labels = {*found.rows, *found.columns}
 
     def named(texts: Sequence[str]) -> set[str]:
-        found = set[str]()
+        slugs = set[str]()
         for text in map(str.strip, texts):
             row, slash, column = text.partition("/")
-            if slash and text not in rows | columns:
-                in_rows, in_columns = _meant(row, rows), _meant(column, columns)
-                here = {c.slug for c in cells if c.row in in_rows and c.column in in_columns}
+            if slash and text not in labels:
+                rows, columns = _meant(row, found.rows), _meant(column, found.columns)
+                here = {c.slug for c in found.cells if c.row in rows and c.column in columns}
             else:
-                labels = _meant(text, rows | columns)
-                here = {c.slug for c in cells if labels & {c.row, c.column}}
+                meant = _meant(text, labels)
+                here = {c.slug for c in found.cells if meant & {c.row, c.column}}
             if not here:
-                raise unknown("cell", text, rows | columns)
-            found |= here
-        return found
+                raise unknown("cell", text, labels)
+            slugs |= here
+        return slugs
 
-    kept = {cell.slug for cell in cells}
+    kept = {cell.slug for cell in found.cells}
     if only:
         kept = named(only)
     kept -= named(without)
     if not kept:
         raise UserError("--without leaves no cell: name fewer")
-    return tuple(cell for cell in cells if cell.slug in kept)
+    return tuple(cell for cell in found.cells if cell.slug in kept)
 
 
-def _meant(text: str, labels: Set[str]) -> Set[str]:
+def _meant(text: str, labels: Collection[str]) -> Set[str]:
     """Return the labels that are meant: an exact match wins over whole words, and whole words over
     parts of words.
     """
@@ -343,9 +341,7 @@ def begin(sweep: Sweep, content: str) -> None:
     write(sweep.folder / COPY, [content.encode()])
 
 
-def keep_records(
-    sweep: Sweep, content: str | None, path: Path, runs: Iterable[SweepRun] | None = None
-) -> int:
+def keep_records(sweep: Sweep, content: str | None, path: Path, runs: Iterable[SweepRun]) -> int:
     """Add finished runs to a file of records, to which other sweeps may also add.
 
     Args:
@@ -353,14 +349,12 @@ def keep_records(
         content: text of the experiment file when the sweep begins; None later, which keeps the text
             in the file, since another sweep may have begun with a longer one.
         path: the file of records.
-        runs: the runs to add; by default all of the sweep.
+        runs: the runs to add.
 
     Returns:
         The number of runs in the file.
     """
     now = {}
-    if runs is None:
-        runs = sweep.runs()
     for run in runs:
         if run.begun and (found := run.result):
             now[run.folder.name] = found

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ekiden.core.engine.method import Method
 from ekiden.lab.drawing import table_of
 from ekiden.lab.tables.experiment import METRICS, PAPER, Cell, Experiment, Published
 from ekiden.lab.tables.sweep import Sweep
@@ -66,13 +65,14 @@ class Comparison:
         # takes a while, and few need it
         from scipy.special import stdtrit
 
-        if (errors := self._errors) is None or not self.error:
+        if self._errors is None or not self.error:
             return None
-        counts = (self.runs, self.printed.runs or self.runs)
+        ours, theirs = self._errors
+        printed = self.printed.runs or self.runs
         freedom = float(self.runs - 1)
-        if self.printed.std is not None and counts[1] > 1:
-            parts = (e**4 / (n - 1) for e, n in zip(errors, counts, strict=True))
-            freedom = self.error**4 / sum(parts)
+        if self.printed.std is not None and printed > 1:
+            spread = ours**4 / (self.runs - 1) + theirs**4 / (printed - 1)
+            freedom = self.error**4 / spread
         return float(stdtrit(freedom, (1 + LEVEL) / 2))
 
     @property
@@ -301,7 +301,7 @@ def ranks(experiment: Experiment, results: Sequence[CellResult]) -> dict[str, in
     """
     groups: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for result in results:
-        if result.runs and not _pools_data(result):
+        if result.runs and not result.cell.method.traits.pools_data:
             task, _ = _places(experiment, result)
             score = result.mean
             if not result.higher:
@@ -473,7 +473,8 @@ def difference(ours: CellResult, other: CellResult, label: str, seeds: int) -> D
             points.append(value - theirs[seed])
     if not points:
         return None
-    return Difference(tuple(points), label, len(points) == seeds, _pools_data(other))
+    bound = other.cell.method.traits.pools_data
+    return Difference(tuple(points), label, len(points) == seeds, bound)
 
 
 def _contrast(experiment: Experiment, results: Sequence[CellResult], method: str) -> Contrast:
@@ -505,8 +506,9 @@ def _contrast(experiment: Experiment, results: Sequence[CellResult], method: str
             gap = None
             if name in here:
                 gap = difference(mine, here[name], name, len(experiment.seeds))
-            if gap and not gap.bound and _kind(here[name]) is not _kind(mine):
-                rivals.append(gap)
+                form = type(here[name].cell.method)
+                if gap and not gap.bound and form is not type(mine.cell.method):
+                    rivals.append(gap)
             each.append(gap)
         if any(each):
             best = min(rivals, key=lambda d: d.mean, default=None)
@@ -520,17 +522,6 @@ def _places(experiment: Experiment, result: CellResult) -> tuple[str, str]:
     if experiment.methods_in_rows:
         return places[::-1]
     return places
-
-
-def _pools_data(result: CellResult) -> bool:
-    plan = result.cell.plan
-    return plan is not None and plan.recipe.method.traits.pools_data
-
-
-def _kind(result: CellResult) -> type[Method] | None:
-    if result.cell.plan is None:
-        return None
-    return type(result.cell.plan.recipe.method)
 
 
 def _by_seed(result: CellResult) -> dict[int, float]:
