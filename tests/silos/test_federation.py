@@ -1,13 +1,14 @@
 """What a federation's folder holds, and who may do what with it."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ import pytest
 
 from ekiden.cli.app import call
 from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import disk_error
 from ekiden.silos import commands, forks, supernode
 from ekiden.silos.coordinator import federation
 from ekiden.silos.coordinator.federation import Federation
@@ -26,6 +28,7 @@ from ekiden.silos.logs import ENDED, Log
 from ekiden.silos.metrics import Metrics
 from ekiden.silos.silo import silo_file
 from ekiden.silos.trust import keys
+from ekiden.silos.trust.agreement import ROSTER
 from tests.e2e.silos import free_ports
 
 pytest.importorskip("flwr", reason="needs the extra flower: pip install 'ekiden[flower]'")
@@ -107,6 +110,32 @@ def test_a_federation_is_not_made_twice(made: Federation) -> None:
     with pytest.raises(UserError, match=r"fed exists: choose another folder"):
         call(["federation", "init", str(made.folder), "--silos", "a"])
     assert (made.folder / "link.key").read_bytes() == before
+
+
+def test_a_full_disk_lets_nobody_half_in(
+    made: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call(["silo", "init", str(tmp_path / "d"), "--link", "link.example.org:8000"])
+    (public,) = (tmp_path / "d").rglob("*.key.pub")
+    words = ["federation", "add", str(made.folder), str(public)]
+
+    def held() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in made.folder.rglob("*") if path.is_file()}
+
+    before, write = held(), federation.write
+
+    def full(path: Path, chunks: Iterable[bytes]) -> int:
+        if ROSTER in path.name:
+            raise disk_error(OSError(errno.ENOSPC, ""), path)
+        return write(path, chunks)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(federation, "write", full)
+        with pytest.raises(UserError, match="disk full while writing"):
+            call(words)
+    assert held() == before, "in particular no key, by which the SuperLink would let d in"
+    call(words)
+    assert federation.read(made.folder).silos == (*SILOS, "d")
 
 
 def test_a_damaged_federation_is_one_line(made: Federation, tmp_path: Path) -> None:

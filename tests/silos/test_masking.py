@@ -36,7 +36,7 @@ from ekiden.silos.coordinator.transport import Remote
 from ekiden.silos.coordinator.verify import verify
 from ekiden.silos.silo import told
 from ekiden.silos.trust import custody, sealing
-from ekiden.silos.trust.agreement import AGREEMENT
+from ekiden.silos.trust.agreement import AGREEMENT, Roster
 from ekiden.silos.trust.masking import PartMasks
 from ekiden.silos.trust.parcel import Answer, Ask, unpack
 from ekiden.silos.trust.sealing import Party, Reader
@@ -612,10 +612,13 @@ def test_what_a_silo_cannot_release(tmp_path: Path) -> None:
     terms, other = tmp_path / "run" / AGREEMENT, tmp_path / "other.json"
     far(METHODS["chain"], FakeNodes(files), tmp_path / "run", public)
     other.write_text(terms.read_text().replace('"seed":3', '"seed":4'))
+    roster = tmp_path / "roster.json"
+    roster.write_text(Roster("", NAMES, tuple(public.values())).to_json())
     for file, message in (
         (other, "has other terms at client-0"),
         (tmp_path / "none.json", "is not the agreement.json of a run's folder"),
         (tmp_path / "client-0.toml", "the terms of the run cannot be read"),
+        (roster, "they do not say what is run, as the agreement.json of a run's folder does"),
     ):
         with pytest.raises(UserError, match=message) as error:
             call(["silo", "release", str(tmp_path / "client-0.toml"), str(file)])

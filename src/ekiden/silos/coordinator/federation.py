@@ -158,7 +158,8 @@ def met(folder: Path, names: Collection[str]) -> None:
     """Note that a run among these silos has ended well: so all of them know each other's keys."""
     now = read(folder)
     if {*now.joining} & {*names}:
-        _write(replace(now, joining=tuple(name for name in now.joining if name not in names)))
+        after = replace(now, joining=tuple(name for name in now.joining if name not in names))
+        write(folder / FILE, [_toml(after).encode()])
 
 
 def rotate(federation: Federation, public: Mapping[str, str]) -> Federation:
@@ -226,24 +227,38 @@ def _store(federation: Federation, public: Mapping[str, str]) -> None:
     """Write the silos' keys, the roster, and `federation.toml`. The SuperLink lets in who has a key
     there.
     """
+    # first, so that nobody who was revoked gets in, whatever happens then
     for path in federation.keys.glob("*.pub"):
         if path.stem not in public:
             path.unlink()
-    for name in federation.silos:
-        write(federation.keys / f"{name}.pub", [f"{public[name]}\n".encode()])
     certificate = federation.certificate.read_text(encoding="utf-8")
     found = Roster(certificate, federation.silos, tuple(public[name] for name in federation.silos))
-    write(federation.folder / ROSTER, [found.to_json().encode()])
-    _write(federation)
+    texts = {federation.keys / f"{name}.pub": f"{public[name]}\n" for name in federation.silos}
+    texts[federation.folder / ROSTER] = found.to_json()
+    texts[federation.folder / FILE] = _toml(federation)
+    _write_all(texts)
 
 
-def _write(federation: Federation) -> None:
+def _write_all(texts: Mapping[Path, str]) -> None:
+    """Write several files, or none of them if the disk is full."""
+    ready = {path.with_name(f".{path.name}.new"): path for path in texts}
+    try:
+        for new, path in ready.items():
+            write(new, [texts[path].encode()])
+        for new, path in ready.items():
+            new.replace(path)
+    finally:
+        for new in ready:
+            new.unlink(missing_ok=True)
+
+
+def _toml(federation: Federation) -> str:
     lines = [
         f"{key} = {json.dumps(value)}\n"
         for key, value in plain(federation).items()
         if key != "folder"
     ]
-    write(federation.folder / FILE, ["".join(lines).encode()])
+    return "".join(lines)
 
 
 def read(folder: Path) -> Federation:

@@ -368,7 +368,11 @@ def _recipe(values: object, own: Callable[[str], str]) -> Recipe[Method]:
     # a roster is read without any method
     from ekiden.methods import LAP, METHODS
 
-    values = values if isinstance(values, dict) else {}
+    if not isinstance(values, dict):
+        raise UserError(
+            "the terms of the run cannot be read: they do not say what is run, as the "
+            f"{AGREEMENT} of a run's folder does"
+        )
     # a function that a trusted file also holds must not run as something else, such as the metric
     _refuse_code(with_code(values, lambda name: ""))
     values = with_code(values, own)
