@@ -20,11 +20,11 @@ BUDGET = {
     "methods": 112_330,
     "readers": 54_840,
     "care": 12_400,
-    "clinic": 22_590,
+    "clinic": 22_460,
     "runs": 31_420,
     "silos": 54_030,
-    "lab": 40_540,
-    "cli": 20_160,
+    "lab": 39_985,
+    "cli": 19_890,
     "doors": 3_300,
 }
 """tokens that a room may have; files on top are the room `doors`"""

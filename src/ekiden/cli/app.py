@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import get_type_hints
+from typing import NoReturn, get_type_hints
 
 from ekiden._version import __version__
 from ekiden.cli import without_torch
@@ -149,14 +149,9 @@ def _main() -> None:
             call(args)
         sys.stdout.flush()
     except UserError as error:
-        print(f"ekiden: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(" ".join(str(error).split()))
     except RecursionError:  # of JSON or TOML that somebody else made
-        print(
-            "ekiden: a file is nested too deeply to be read: it is damaged, or made to do harm",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+        _refuse("a file is nested too deeply to be read: it is damaged, or made to do harm")
     except OSError as error:
         if error.filename is None and error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
@@ -167,8 +162,7 @@ def _main() -> None:
         if error.errno == errno.EPIPE:
             sys.exit(141)
         what = "the output" if error.filename is None else error.filename
-        print(f"ekiden: cannot read or write {what}: {error.strerror}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(f"cannot read or write {what}: {error.strerror}")
     except KeyboardInterrupt as stop:  # its arguments are the folders of interrupted runs
         hint = ""
         if stop.args:
@@ -177,6 +171,12 @@ def _main() -> None:
             hint = ". To continue: run the same command again"
         print(f"\nekiden: stopped{hint}", file=sys.stderr)
         sys.exit(130)
+
+
+def _refuse(line: str) -> NoReturn:
+    """End with one line that says what to do."""
+    print(f"ekiden: {line}", file=sys.stderr)
+    sys.exit(2)
 
 
 def call(args: Sequence[str]) -> None:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -16,7 +15,7 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ekiden.core.base.errors import UserError, visible
+from ekiden.core.base.errors import visible
 
 # least width of a text column, if it has words of that length
 _WORD = 10
@@ -114,13 +113,6 @@ def _shared(room: int, least: Sequence[int], most: Sequence[int]) -> list[int]:
 
 # Labels, paths and names of classes may hold square brackets and colons.
 console = TableConsole(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
-
-
-def no_run(paths: Sequence[Path]) -> UserError:
-    """Return the error that no run was found."""
-    return UserError(
-        f"no run in {', '.join(map(str, paths))}: give other folders, or the file of --records"
-    )
 
 
 def print_json(values: Any) -> None:

@@ -62,10 +62,9 @@ def verify(options: VerifyOptions) -> None:
         trusted = commands.read_keys(options.keys, verifying.signers(options.run))
     found = verifying.verify(options.run, trusted)
     if options.json:
-        hops = [asdict(hop) for hop in found.hops]
         print_json(
             {
-                "hops": hops,
+                "hops": list(map(asdict, found.hops)),
                 "wrong": found.wrong,
                 "unproven": found.unproven,
                 "result": bool(found.result),
@@ -349,7 +348,7 @@ def ps(options: PsOptions) -> None:
     """`ekiden ps`."""
     runs = commands.connect(*_reached(options)).runs()
     if options.json:
-        return print_json([asdict(run) for run in runs])
+        return print_json(list(map(asdict, runs)))
     table = table_of(*commands.RUN_COLUMNS)
     for run in runs:
         table.add_row(*run.row)
@@ -360,10 +359,10 @@ def stop(options: StopOptions) -> None:
     """`ekiden stop RUN`."""
     if not options.run:
         raise UserError("say which run to stop: its folder, or its number in `ekiden ps`")
-    if options.run.isdigit() and not Path(options.run).is_dir():
+    folder, values = Path(options.run), dict[str, Any]()
+    if options.run.isdigit() and not folder.is_dir():
         number, (link, certificate) = options.run, _reached(options)
     else:
-        folder, values = Path(options.run), dict[str, Any]()
         if (folder / LINK).exists():
             values = _link(folder)
         try:

@@ -315,22 +315,27 @@ def _read(
     """Return the values of the flags that are given, by their fields, and the arguments that belong
     to none.
     """
-    parser = ArgumentParser(usage="", add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser = ArgumentParser(
+        usage="",
+        add_help=False,
+        allow_abbrev=False,
+        exit_on_error=False,
+        argument_default=SUPPRESS,
+    )
     actions: dict[str, Flag] = {}
     for flag in found:
         several: Any = None
         if flag.several:
             several = "*"
         if flag.positional:
-            action: Action = parser.add_argument(flag.field, nargs=several or "?", default=SUPPRESS)
+            action: Action = parser.add_argument(flag.field, nargs=several or "?")
         elif isinstance(flag.default, bool):
             action = parser.add_argument(
                 *flag.names[: -1 if flag.default else None],
                 action=BooleanOptionalAction,
-                default=SUPPRESS,
             )
         else:
-            action = parser.add_argument(*flag.names, nargs=several, default=SUPPRESS)
+            action = parser.add_argument(*flag.names, nargs=several)
         actions["/".join(action.option_strings) or action.dest] = flag
     try:
         values, left = parser.parse_known_intermixed_args([_spelled(arg) for arg in args])
@@ -430,4 +435,4 @@ def _methods_with(flag: str) -> list[str]:
     from ekiden.methods import METHODS
 
     field = flag.removeprefix("--").replace("-", "_")
-    return [method.title() for method in METHODS if field in {f.name for f in fields(method)}]
+    return [method.title() for method in METHODS if field in method.__dataclass_fields__]

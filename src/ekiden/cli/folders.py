@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from ekiden.cli.console import console, no_run, print_json, say
+from ekiden.cli.console import console, print_json, say
 from ekiden.core.base.checks import Alias, Positional
+from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import is_held
 from ekiden.lab import drawing
 from ekiden.lab.tables.sweep import refuse_records, summaries
@@ -105,7 +106,10 @@ def compare(options: CompareOptions) -> None:
     devices = devices_of(options.devices)
     runs = summaries(options.runs)
     if not runs:
-        raise no_run(options.runs)
+        raise UserError(
+            f"no run in {', '.join(map(str, options.runs))}: give other folders, or the file of "
+            "--records"
+        )
     if options.json:
         return print_json(summary.compared(runs, devices))
     table = drawing.comparison(runs, devices)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill
@@ -112,12 +111,12 @@ what methods are:  ekiden list
 
 def overview() -> str:
     """`ekiden run --help`: the methods by kind, on one screen of 80 columns."""
-    lists = {
-        sort: ", ".join(place.partition(":")[2].lower() for place in places)
-        for sort, places in SORTS.items()
-    }
-    indented = partial(fill, width=80, initial_indent="  ", subsequent_indent="  ")
-    return _HELP + "".join(f"{sort}\n{indented(names)}\n" for sort, names in lists.items())
+    text = _HELP
+    for sort, places in SORTS.items():
+        names = ", ".join(place.partition(":")[2].lower() for place in places)
+        indented = fill(names, 80, initial_indent="  ", subsequent_indent="  ")
+        text += f"{sort}\n{indented}\n"
+    return text
 
 
 def run(args: Sequence[str]) -> None:

@@ -15,7 +15,6 @@ from ekiden.core.base import outside
 from ekiden.core.base.checks import Alias, CountOrZero, Positional, Positive
 from ekiden.core.base.errors import UserError, counted, unknown
 from ekiden.core.base.files import write
-from ekiden.core.engine.folder import read_config
 from ekiden.core.training.private import spent_epsilon
 from ekiden.lab.drawing import table_of
 from ekiden.runs import audit as audits
@@ -124,8 +123,10 @@ def predict(options: PredictOptions) -> None:
     model = load_model(
         options.run, client=options.client, network=own_network(options.network, options.run)
     )
-    warn(options.run)
-    column = options.column or column_in(read_config(options.run))
+    opened = open_run(options.run)
+    if line := not_finished(opened.config, opened.state.step):
+        print(line, file=sys.stderr)
+    column = options.column or column_in(opened.config)
     threshold = None
     if options.threshold:
         if model.recalibration and not _is_number(options.threshold):
@@ -274,10 +275,3 @@ def own_network(name: str, run: Path) -> ModelSource | None:
         return made
 
     return make
-
-
-def warn(folder: Path) -> None:
-    """Print to the standard error that a run has not ended."""
-    run = open_run(folder)
-    if line := not_finished(run.config, run.state.step):
-        print(line, file=sys.stderr)

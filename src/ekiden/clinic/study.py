@@ -3,7 +3,7 @@ table one.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from math import floor, isfinite, log10
@@ -23,7 +23,7 @@ from ekiden.readers import frames, sources, targets
 from ekiden.readers.cells import DATE, Writing
 from ekiden.readers.columns import Reading, image_column
 from ekiden.readers.dates import DAY
-from ekiden.readers.holdings import Holding, find, hold, named_silos, read_part
+from ekiden.readers.holdings import find, hold, named_silos, read_part
 from ekiden.readers.kinds import Images, Table, arrays
 from ekiden.readers.kinds.arrays import is_list
 from ekiden.readers.moments import ColumnMoments, ColumnSums, target, told_by
@@ -52,14 +52,9 @@ def draft(data: str, silos: Sequence[str], reading: Reading) -> str:
         raise UserError(
             "a schema is drafted from data that are read without one: leave out the schema"
         )
-    return drafted([hold(path, reading, name) for name, path in _sources(data, silos)], reading)
-
-
-def drafted(holdings: Sequence[Holding], reading: Reading) -> str:
-    """Return a draft of the schema of what sources hold."""
     raws: list[Raw] = []
-    for holding in holdings:
-        raws += holding.parts
+    for name, path in _sources(data, silos):
+        raws += hold(path, reading, name).parts
     first, least = raws[0], reading.min_count
     columns = _features(raws, reading)
     roles = dict[str, tuple[str, ...]]()
@@ -313,14 +308,15 @@ def table_one(told: Sequence[ColumnSums]) -> list[CohortLine]:
     silos = {curves.ALL: whole, **_named(told)}
     rows = {name: one.least_rows for name, one in silos.items()}
     rows[curves.ALL] = sum(one.least_rows for one in told)
-    lines = [CohortLine("rows", "", {name: CohortCell(n, 1.0) for name, n in rows.items()})]
+    lines: list[CohortLine] = []
 
-    def add(column: str, category: str, found: Sequence[CohortCell]) -> None:
+    def add(column: str, category: str, found: Iterable[CohortCell]) -> None:
         cells = {}
         for silo, cell in zip(silos, found, strict=True):
             cells[silo] = replace(cell, share=cell.count / max(rows[silo], 1))
         lines.append(CohortLine(column, category, cells))
 
+    add("rows", "", map(CohortCell, rows.values()))
     each = list(silos.values())
     for column in whole.moments:
         add(column, "", [_of_numbers(one.moments[column]) for one in each])

@@ -306,10 +306,13 @@ def _shown(
         if one.rule == "chosen":
             values |= {"sensitivity": one.sensitivity, "specificity": one.specificity}
             ends |= one.intervals
-    values = {name: values[name] for name in shares if name in values}
-    if not intervals:
-        ends = {}
-    return values, {name: ends[name] for name in values if name in ends}
+    shown, around = {}, {}
+    for name in shares:
+        if name in values:
+            shown[name] = values[name]
+            if intervals and name in ends:
+                around[name] = ends[name]
+    return shown, around
 
 
 def _gap(

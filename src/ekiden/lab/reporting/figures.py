@@ -29,7 +29,6 @@ from ekiden.lab.reporting.style import (
     Drawing,
     Missing,
     Value,
-    bare,
     blank,
     cut,
     legend,
@@ -250,8 +249,14 @@ def heat(
         np.ma.masked_invalid(values), cmap=HEAT, vmin=low, vmax=high or 1.0, edgecolors="none"
     )
     axes.invert_yaxis()
-    bare(axes)
-    _names(axes, rows, columns)
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    turned = 0
+    if max(map(len, columns)) > 3:
+        turned = 90
+    axes.set_xticks(*_places(columns), rotation=turned)
+    axes.set_yticks(*_places(rows))
+    axes.tick_params(length=0)
     axes.set(xlabel=labels[1], ylabel=labels[0])
     if written:
         for (i, j), value in np.ndenumerate(values):
@@ -278,16 +283,6 @@ def holders(fed: FederatedData) -> Any:
     names = [client.name for client in fed.clients]
     held = counts(fed).astype(float)
     return heat(held, names, held_names(fed), unit="samples", labels=("client", "class"))
-
-
-def _names(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
-    """Write as many names as are readable."""
-    turned = 0
-    if max(map(len, columns)) > 3:
-        turned = 90
-    axes.set_xticks(*_places(columns), rotation=turned)
-    axes.set_yticks(*_places(rows))
-    axes.tick_params(length=0)
 
 
 def _places(names: Sequence[str]) -> tuple[Any, list[str]]:

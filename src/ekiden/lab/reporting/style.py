@@ -94,13 +94,6 @@ def blank(width: float = 4.4, height: float = 3.2) -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
-def bare(axes: Any) -> None:
-    """Leave out grid and frame."""
-    axes.grid(False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-
-
 def line_style(i: int) -> dict[str, Any]:
     """Return colour, marker and stroke of the i-th series; each of the three tells series apart."""
     stroke = STROKES[i // len(SERIES) % len(STROKES)]

@@ -18,7 +18,6 @@ from ekiden.lab.tables.verdicts import (
     CellResult,
     Contrast,
     contrasts,
-    ours,
     ranks,
     scaled_down,
     verdict,
@@ -207,7 +206,7 @@ def _compared(result: CellResult, rank: int, experiment: Experiment) -> _Result:
         if printed:
             text += f"; published {printed.mean:.2f}"
         return _Result(text)
-    parts = [ours(result), _unit(cell.metric)]
+    parts = [spread(result.values), _unit(cell.metric)]
     numbers = _numbers(result.values, cell.metric, rank)
     if compared := result.comparison:
         said = verdict(result, experiment).partition(":")[0]

@@ -293,7 +293,7 @@ def _content(path: Path) -> str:
     try:
         return read_text(path)
     except OSError as error:
-        others = [str(p) for p in path.parent.glob("*.toml")]
+        others = list(map(str, path.parent.glob("*.toml")))
         near = get_close_matches(str(path), others, n=1)
         hint = "give the path of an experiment file (docs/experiments.md)"
         if near:

@@ -17,12 +17,11 @@ from ekiden.lab.tables.verdicts import (
     contrasts,
     names,
     obstacle,
-    ours,
     runs_of,
     scaled_down,
     verdict,
 )
-from ekiden.runs.summary import duration, metric_of, size
+from ekiden.runs.summary import duration, metric_of, size, spread
 
 _TITLES = ("row", "column", "ours", "seeds", "sent", "passes")
 _COMPARED = ("printed", "difference", "t (limit)", "verdict")
@@ -151,7 +150,7 @@ def line(result: CellResult, experiment: Experiment) -> list[str]:
         seeds.append(str(run.recipe["seed"]))
         sent.append(run.last["bytes"])
         passes.append(run.last["forward"] + 2 * run.last["backward"])
-    cells = [*names(result.cell, experiment), ours(result), ", ".join(seeds)]
+    cells = [*names(result.cell, experiment), spread(result.values), ", ".join(seeds)]
     cells += [size(mean(sent)), f"{mean(passes) / 1e6:,.3g}", as_printed(result.cell.published)]
     far = t = ""
     if compared := result.comparison:

@@ -126,8 +126,8 @@ class CellResult:
 
     @property
     def higher(self) -> bool:
-        """Whether a higher value is better."""
-        return not self.runs or metric_of(self.runs[0], self.cell.metric).higher
+        """Whether a higher value is better; there is at least one."""
+        return metric_of(self.runs[0], self.cell.metric).higher
 
     @property
     def mean(self) -> float:
@@ -268,7 +268,7 @@ def listing(experiment: Experiment, results: Sequence[CellResult]) -> RichTable:
     for r in results:
         value = Text("not run")
         if r.runs:
-            value = Text(ours(r), style=_STYLES.get(places.get(r.cell.slug, 0), ""))
+            value = Text(spread(r.values), style=_STYLES.get(places.get(r.cell.slug, 0), ""))
         far = ""
         if compared := r.comparison:
             far = f"{compared.difference:+.2f}"
@@ -328,11 +328,6 @@ def names(cell: Cell, experiment: Experiment) -> tuple[str, str]:
     if experiment.methods_in_rows:
         return cell.row.removesuffix(mark) + mark, cell.column
     return cell.row, cell.column.removesuffix(mark) + mark
-
-
-def ours(result: CellResult) -> str:
-    """Return mean ± standard deviation, or only the mean for a single value."""
-    return spread(result.values)
 
 
 def as_printed(value: Published | None) -> str:
