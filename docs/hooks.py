@@ -443,7 +443,7 @@ def cells() -> tuple[tuple[Any, ...], ...]:
     found = [
         {"table": sweep.experiment.title, "command": sweep.command, **row}
         for sweep in map(swept, sorted(file.stem for file in RECORDS.glob("*.jsonl")))
-        for row in verdicts.as_rows(verdicts.collect(sweep))
+        for row in verdicts.as_rows(sweep)
         if row["values"]
     ]
     for row in found:

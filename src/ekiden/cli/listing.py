@@ -69,14 +69,11 @@ def show_topology(options: TopologyOptions) -> None:
         redrawn = ", redrawn each round"
         of_one = " of one round"
         over_all = " in the mean over 100 rounds"
-    symmetric, columns = (
-        _unless(found["symmetric"], "not "),
-        _unless(found["columns_sum_to_1"], "do not "),
-    )
     console.print(f"{options.topology}, {counted(options.clients, 'client')}{redrawn}")
     console.print(f"each hears {others}; {found['sent']} models sent a round")
     console.print(
-        f"mixing matrix{of_one}: {symmetric}symmetric, rows sum to 1, columns {columns}sum to 1, "
+        f"mixing matrix{of_one}: {_unless(found['symmetric'], 'not ')}symmetric, rows sum to 1, "
+        f"columns {_unless(found['columns_sum_to_1'], 'do not ')}sum to 1, "
         f"{_unless(found['connected'], 'not ')}connected"
     )
     console.print(f"spectral gap{over_all}: {found['spectral_gap']:.4f}")

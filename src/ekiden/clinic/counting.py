@@ -7,7 +7,7 @@ them.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import asinh, isnan, nan, prod
 
@@ -228,15 +228,16 @@ class Counting(ABC):
             counts = self.counts(n, samples, loss)
         if n["trained"]:
             train = n["train"]
-        silos, trained = int(n["reports"]), int(n["trained"])
-        return CountedAnswers(counts, silos, exact=False, train=train, trained=trained)
+        return CountedAnswers(
+            counts, int(n["reports"]), exact=False, train=train, trained=int(n["trained"])
+        )
 
     def _trained(self, care: Care, train: Tensor | None) -> dict[str, Tensor]:
-        if not self._labels or train is None:
-            return {"trained": torch.tensor(0), "train": torch.zeros(self._labels)}
-        counts = self.task.counts(train, self.outputs).cpu()
-        told = torch.where(counts < care.positives, 0, counts)
-        return {"trained": torch.tensor(len(train)), "train": told}
+        samples, told = 0, torch.zeros(self._labels)
+        if self._labels and train is not None:
+            counts = self.task.counts(train, self.outputs).cpu()
+            samples, told = len(train), torch.where(counts < care.positives, 0, counts)
+        return {"trained": torch.tensor(samples), "train": told}
 
 
 class Scored(Counting):
@@ -511,8 +512,16 @@ class OfPlaces(Counting):
         # with noise there are none
         if not squares.any():
             squares = NONE
-        found = PlaceCounts(samples, loss, accuracy, *_of_classes(n), places=places)
-        return replace(found, squares=squares, overlaps=n.get("overlaps", NONE))
+        overlaps = n.get("overlaps", NONE)
+        return PlaceCounts(
+            samples,
+            loss,
+            accuracy,
+            *_of_classes(n),
+            places=places,
+            squares=squares,
+            overlaps=overlaps,
+        )
 
 
 def _of_classes(n: Mapping[str, Floats]) -> tuple[Floats, Floats, Floats, Floats | None]:

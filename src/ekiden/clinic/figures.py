@@ -251,7 +251,8 @@ def pair_intervals(c: PairCounts, values: Mapping[str, float]) -> dict[str, Inte
         return {}
     value = values["c_index"]
     aa, ab, bb = c.squares
-    spread = sqrt(max(float(aa / 4 - value * ab + value**2 * bb), 0.0)) / c.comparable
+    residuals = float(aa / 4 - value * ab + value**2 * bb)
+    spread = sqrt(max(residuals, 0.0)) / c.comparable
     # samples that would be in as many pairs if all were in equally many
     alike = (2 * c.comparable) ** 2 / bb
     return {"c_index": _around(value, spread, float(alike))}
@@ -279,7 +280,9 @@ def _of_ratio(above: Any, below: Any, squares: Floats) -> Any:
     """
     aa, ab, bb = squares
     share = ratio(above, below)
-    return ratio(np.sqrt(np.maximum(aa - 2 * share * ab + share**2 * bb, 0)), below)
+    # Σ (a - share·b)², which rounding can put below 0
+    residuals = aa - 2 * share * ab + share**2 * bb
+    return ratio(np.sqrt(np.maximum(residuals, 0)), below)
 
 
 def _around(

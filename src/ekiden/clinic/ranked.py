@@ -165,7 +165,8 @@ def brier_error(ranked: Ranked) -> float:
     if not total:
         return nan
     mean = float(ranked.low @ wrong + ranked.high @ right) / total
-    return sqrt(float(ranked.low @ (wrong - mean) ** 2 + ranked.high @ (right - mean) ** 2)) / total
+    squares = ranked.low @ (wrong - mean) ** 2 + ranked.high @ (right - mean) ** 2
+    return sqrt(float(squares)) / total
 
 
 def delong(ranked: Ranked) -> Interval:
@@ -279,7 +280,8 @@ def wilson(hits: float, samples: float) -> Interval:
     1927.
     """
     share, z = hits / samples, Z**2 / samples
-    half = Z * sqrt(max(share * (1 - share) / samples + z / (4 * samples), 0.0))
+    variance = share * (1 - share) / samples + z / (4 * samples)
+    half = Z * sqrt(max(variance, 0.0))
     low = (share + z / 2 - half) / (1 + z)
     high = (share + z / 2 + half) / (1 + z)
     return max(float(low), 0.0), min(float(high), 1.0)

@@ -71,13 +71,15 @@ class Baseline(Checked):
         if self.mean is not None:
             return tuple(time / self.mean for time in times)
         known = dict(zip(self.times, self.hazard, strict=True))
+        found = []
         for time in times:
             if time not in known:
                 raise UserError(
                     f"survival at {time:g} is not known, only at "
                     f"{', '.join(map('{:g}'.format, known))}: choose one of these, or {_HOW}"
                 )
-        return tuple(known[time] for time in times)
+            found.append(known[time])
+        return tuple(found)
 
     def survival(self, answers: Tensor, times: Sequence[float]) -> Tensor:
         """Return the share (n, T) that has not had the event at the times, for samples with these

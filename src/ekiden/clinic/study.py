@@ -23,7 +23,7 @@ from ekiden.readers import frames, sources, targets
 from ekiden.readers.cells import DATE, Writing
 from ekiden.readers.columns import Reading, image_column
 from ekiden.readers.dates import DAY
-from ekiden.readers.holdings import find, hold, named_silos, read_part
+from ekiden.readers.holdings import Holding, find, hold, named_silos, read_part
 from ekiden.readers.kinds import Images, Table, arrays
 from ekiden.readers.kinds.arrays import is_list
 from ekiden.readers.moments import ColumnMoments, ColumnSums, target, told_by
@@ -52,9 +52,14 @@ def draft(data: str, silos: Sequence[str], reading: Reading) -> str:
         raise UserError(
             "a schema is drafted from data that are read without one: leave out the schema"
         )
+    return drafted([hold(path, reading, name) for name, path in _sources(data, silos)], reading)
+
+
+def drafted(holdings: Sequence[Holding], reading: Reading) -> str:
+    """Return a draft of the schema of what sources hold."""
     raws: list[Raw] = []
-    for name, path in _sources(data, silos):
-        raws += hold(path, reading, name).parts
+    for holding in holdings:
+        raws += holding.parts
     first, least = raws[0], reading.min_count
     columns = _features(raws, reading)
     roles = dict[str, tuple[str, ...]]()

@@ -21,7 +21,7 @@ from ekiden.methods import Centralized
 from ekiden.runs import summary
 from ekiden.runs.plan import Plan
 from ekiden.runs.recipe import Recipe
-from ekiden.runs.summary import Summary, label, size, summarise
+from ekiden.runs.summary import Summary, label, size, spread, summarise
 
 TABLE = """
 title = "digits"
@@ -196,7 +196,7 @@ def test_the_table_in_the_terminal(done: sweep.Sweep) -> None:
     wanted = [
         "FedSeq",
         "digits",
-        verdicts.ours(seq),
+        spread(seq.values),
         "2",
         "10.00 ± 1.00",
         f"{seq.to_json()['difference']:+.2f}",
