@@ -92,3 +92,40 @@ def test_a_test_file_of_another_name_is_found(tmp_path: Path) -> None:
     (tmp_path / "tests" / "test_rounds.py").touch()
     found = without_source(tmp_path / "tests", tmp_path / "src")
     assert found == [str(tmp_path / "tests" / "test_moods.py")]
+
+
+DOORS = {
+    "care/inspection": "calls the other files of its room, each in turn",
+    "core/base/constants": "keeps tensors, with the values given",
+    "lab/conformance/small_runs": "the data and networks of other tests",
+    "readers/inspector": "imports `care/inspection`",
+}
+"""files that need no test of their own, and why"""
+
+
+def without_tests(sources: Path, tests: Path) -> list[str]:
+    """Return the files with functions or methods of which no test file of their room has the name."""
+    found = []
+    for file in sorted(sources.rglob("[!_]*.py")):
+        parts = file.relative_to(sources).with_suffix("").parts
+        nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if any(isinstance(node, ast.FunctionDef) for node in nodes):
+            room = tests.joinpath(*parts[:-1][:1])
+            if not any(room.rglob(f"test_{parts[-1]}.py")):
+                found.append("/".join(parts))
+    return found
+
+
+def test_a_file_with_functions_has_a_test_file_of_its_name() -> None:
+    source, tests = Path(ekiden.__file__).parent, Path(__file__).parent
+    lacking = without_tests(source, tests)
+    assert lacking == sorted(DOORS), "write tests/<room>/test_<file>.py"
+
+
+def test_a_file_without_a_test_file_is_found(tmp_path: Path) -> None:
+    for name, text in (("fit", "def fit(): ..."), ("rank", "def rank(): ..."), ("names", "A = 1")):
+        (tmp_path / "src" / "core").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "src" / "core" / f"{name}.py").write_text(text)
+    (tmp_path / "tests" / "core" / "across").mkdir(parents=True)
+    (tmp_path / "tests" / "core" / "test_fit.py").touch()
+    assert without_tests(tmp_path / "src", tmp_path / "tests") == ["core/rank"]
