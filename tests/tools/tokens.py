@@ -16,7 +16,7 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 # Today's numbers, a little rounded up. A change that adds says in its message what it replaces, and
 # lowers another number. The aim is 440,000 in all.
 BUDGET = {
-    "core": 89_840,
+    "core": 89_020,
     "methods": 112_330,
     "readers": 54_840,
     "care": 12_400,

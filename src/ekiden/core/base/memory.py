@@ -18,8 +18,8 @@ def limited(most: int) -> Iterator[None]:
 
     told = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmData"))
     limits = resource.getrlimit(resource.RLIMIT_DATA)
-    ends = [end for end in limits if end != resource.RLIM_INFINITY]
-    soft = min([1024 * int(told.split()[1]) + most, *ends])
+    ends = {*limits} - {resource.RLIM_INFINITY}
+    soft = min({1024 * int(told.split()[1]) + most, *ends})
     resource.setrlimit(resource.RLIMIT_DATA, (soft, limits[1]))
     try:
         yield

@@ -518,7 +518,8 @@ def dead_leaves(count: int, shape: tuple[int, ...]) -> Tensor:
         return torch.rand(count, *sizes, generator=draw).double()
 
     images = some(channels, 1, 1).expand(count, *shape)
-    y, x = (torch.arange(side, dtype=torch.float64) + 0.5 for side in (height, width))
+    y = torch.arange(height, dtype=torch.float64) + 0.5
+    x = torch.arange(width, dtype=torch.float64) + 0.5
     for _ in range(30):
         # density as r^-3
         radius = 0.06 * min(height, width) * (some(1, 1) * 35 / 36 + 1 / 36).rsqrt()

@@ -94,7 +94,9 @@ class LabelCounts(ClassCounts):
         p, there = s.answers.double().numpy(), s.y.numpy() > 0.5
         yes = p >= 0.5
         ranked = tuple(map(Ranked.of, p.T, there.T))
-        hits, labels, answers = (part.sum(0).astype(float) for part in (yes & there, there, yes))
+        hits = (yes & there).sum(0).astype(float)
+        labels = there.sum(0).astype(float)
+        answers = yes.sum(0).astype(float)
         squares = sum(one.brier()[0] for one in ranked)
         groups = by_confidence(np.maximum(p, 1 - p).ravel(), (yes == there).ravel())
         without = np.stack([(~there).sum(0), (~yes & ~there).sum(0)]).astype(float)
@@ -167,7 +169,7 @@ class PairCounts(Counts):
     @classmethod
     def of(cls, s: Scores) -> Self:
         """Count pairs of samples."""
-        ordered, comparable = (counts.double().numpy() for counts in pairs(s))
+        ordered, comparable = torch.stack(pairs(s)).double().numpy()
         squares = np.array([ordered @ ordered, ordered @ comparable, comparable @ comparable])
         return cls(len(s), s.mean_loss(), ordered.sum() / 4, comparable.sum() / 2, squares)
 

@@ -271,8 +271,8 @@ class Regression(ScaledTask):
         return ((y.double() - mean) / std).float()
 
     def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = (constant(v, torch.float64, like.device) for v in (self.mean, self.std))
-        return mean, std
+        mean = constant(self.mean, torch.float64, like.device)
+        return mean, constant(self.std, torch.float64, like.device)
 
 
 @dataclass(frozen=True)

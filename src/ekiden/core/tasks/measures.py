@@ -26,7 +26,8 @@ def share_right(answers: Tensor, y: Tensor) -> Tensor:
 
 def divergence(outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Return the mean over rows of T² KL(teacher ‖ outputs) of softened classes (b, K)."""
-    wanted, found = (F.log_softmax(each / temperature, dim=1) for each in (teacher, outputs))
+    wanted = F.log_softmax(teacher / temperature, dim=1)
+    found = F.log_softmax(outputs / temperature, dim=1)
     return temperature**2 * F.kl_div(found, wanted, reduction="batchmean", log_target=True)
 
 
