@@ -79,7 +79,10 @@ def no_argument(name: str, known: Sequence[str], method: object) -> UserError:
         Reading: "is about the data: give it to ekiden.load",
         kind: f"is a setting of the method: give {kind.__name__}({{}}=...) as the method",
     }
-    meant = {one.name: words for owner, words in owners.items() for one in fields(owner)}
+    meant = dict[str, str]()
+    for owner, words in owners.items():
+        for one in fields(owner):
+            meant[one.name] = words
     for function in (federate, load, split):
         words = f"is about the data: give it to ekiden.{function.__name__}"
         # runs have a seed and studies seeds, whatever that of a partition is

@@ -23,7 +23,7 @@ from ekiden._version import __version__
 from ekiden.core.base.checks import plain
 from ekiden.core.base.errors import DataWarning, UserError, first_line
 from ekiden.core.base.files import disk_error, safetensors_chunks, write
-from ekiden.core.tasks import Classification, Regression, recorded
+from ekiden.core.tasks import Classification, Regression, Survival, recorded
 from ekiden.core.training.frozen import fixed
 from ekiden.readers.dates import DAY
 from ekiden.readers.kinds import Images, Table, Tokens
@@ -469,15 +469,18 @@ def about(model: LoadedModel, *, named: bool) -> dict[str, Any]:
     """Return what a user of an exported model must know, as plain values; `named`: whether its
     inputs have names.
     """
+    outputs = "logits"
+    if isinstance(model.task, Regression):
+        outputs = "values"
+    if isinstance(model.task, Survival):
+        outputs = "log hazards"
     values = {
         "classes": list(model.classes),
         "task": recorded(model.task),
         "inputs": model.inputs.to_json() | {"shape": list(model.shape)},
         "takes": takes(model, named=named),
         "normalisation": {"mean": list(model.mean), "std": list(model.std), "inside": True},
-        "outputs": {"regression": "values", "survival": "log hazards"}.get(
-            model.task.kind, "logits"
-        ),
+        "outputs": outputs,
     }
     if model.baseline:
         values["baseline"] = plain(model.baseline)

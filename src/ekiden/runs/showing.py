@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from html import escape
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ekiden.core.base.errors import counted, unknown, visible
@@ -72,7 +73,7 @@ def plot(result: RunRecord, metric: str, ax: "Axes | None") -> "Axes":
     rows = [flat(row, result.clients) for row in result.metrics]
     found = [(row["step"], row[metric]) for row in rows if metric in row]
     if not found:
-        raise unknown("metric", metric, {name for row in rows for name in row} - {"step"})
+        raise unknown("metric", metric, set(chain.from_iterable(rows)) - {"step"})
     axes = ax or pyplot.subplots()[1]
     axes.plot(
         *zip(*found, strict=True),

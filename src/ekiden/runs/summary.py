@@ -575,9 +575,11 @@ def table(runs: Sequence[Summary]) -> "pa.Table":
     # `ekiden show` does without it
     import pyarrow as pa
 
-    rows = [
-        _identity(run) | flat(row, run.config["clients"]) for run in runs for row in run.metrics
-    ]
+    rows = list[dict[str, Any]]()
+    for run in runs:
+        same = _identity(run)
+        for row in run.metrics:
+            rows.append(same | flat(row, run.config["clients"]))
     if not rows:
         raise UserError("no finished step there: give other folders, or let the runs do one first")
     # Arrow takes the columns from the first row
