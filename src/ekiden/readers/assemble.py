@@ -208,7 +208,7 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
         made = replace(made, task=scaled(task, train.y))
     open_ = (made.inputs.agreed and asked.inputs is None) or isinstance(task, ScaledTask)
     if not open_ or raws[0].given:
-        return replace(made, least=0)
+        return made
     return replace(made, least=reading.min_count)
 
 

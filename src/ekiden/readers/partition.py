@@ -527,11 +527,9 @@ def split(
         )
     if clients is None:
         clients = _default_clients(dataset, partition)
-    whole = dataset.train.subject is not None and isinstance(
-        partition, Iid | Dirichlet | Pathological
-    )
+    mixed = isinstance(partition, Iid | Dirichlet | Pathological)
     n, noun = len(dataset.train), "training samples"
-    if whole:
+    if mixed and dataset.train.subject is not None:
         n, noun = DealtUnits(dataset.train).count, "subjects"
     if clients < 1 or clients > n:
         raise UserError(f"{clients} clients cannot share {n} {noun}: take from 1 to {n} clients.")
@@ -546,7 +544,6 @@ def split(
     rows = partition.assign(dataset, clients, np.random.default_rng(seed))
     train_keys, test_keys = _keys(dataset, partition)
     test_rows = divide(train_keys, rows, test_keys)
-    mixed = isinstance(partition, Iid | Dirichlet | Pathological)
     made = share_out(
         dataset, _names(dataset, partition, clients), rows, test_rows, val_fraction, mixed=mixed
     )
