@@ -85,6 +85,12 @@ def test_every_record_is_shown_on_a_page(hooks: Any) -> None:
     assert sorted(shown) == sorted(file.stem for file in hooks.RECORDS.glob("*.jsonl"))
 
 
+def test_every_cell_of_the_records_is_in_a_row_of_the_download(hooks: Any) -> None:
+    head, *rows = hooks.cells()
+    commands = {row[head.index("command")] for row in rows}
+    assert commands == {hooks.swept(file.stem).command for file in hooks.RECORDS.glob("*.jsonl")}
+
+
 def test_a_table_of_a_page_has_the_values_of_its_record(hooks: Any) -> None:
     page = hooks.tables("ua-pdfl-threshold", "fedcof-small")
     assert page.count("<details") == page.count("</details>") == 2
