@@ -108,7 +108,8 @@ def lone_subjects(seen: SeenData) -> Iterator[str]:
 
 def subjects_in_both(seen: SeenData) -> Iterator[str]:
     """Say how many rows of a given test part are about subjects of training."""
-    train, test = seen.data.train.subject, seen.data.test.subject
+    train = seen.data.train.subject
+    test = seen.data.test.subject
     if not seen.given or train is None or test is None:
         return
     both = torch.isin(test, train)
@@ -123,7 +124,8 @@ def subjects_in_both(seen: SeenData) -> Iterator[str]:
 
 def early_tests(seen: SeenData) -> Iterator[str]:
     """Say how many rows of a given test part are not later than training."""
-    train, test = seen.data.train.time, seen.data.test.time
+    train = seen.data.train.time
+    test = seen.data.test.time
     if not seen.given or train is None or test is None:
         return
     early = int((test <= train.max()).sum())
@@ -170,7 +172,8 @@ def _fine(x: Tensor, different: int) -> bool:
 
 def stored_again(seen: SeenData) -> Iterator[str]:
     """Say how many test images are nearly a training image, as if one was stored with losses."""
-    train, test = seen.data.train.x, seen.data.test.x
+    train = seen.data.train.x
+    test = seen.data.test.x
     if seen.prints is None or not are_pictures(train):
         return
     known = {*seen.prints[0]}
@@ -181,7 +184,8 @@ def stored_again(seen: SeenData) -> Iterator[str]:
     # among few images, the second nearest says little
     if len(some) < 30 or not rows:
         return
-    small, other = thumbnails(some).flatten(1), thumbnails(test[rows]).flatten(1)
+    small = thumbnails(some).flatten(1)
+    other = thumbnails(test[rows]).flatten(1)
     near = torch.cdist(other, small).topk(2, largest=False).values / small.shape[1] ** 0.5
     # losses change a thumbnail by up to three grey levels, and no other image is as near
     found = int(((near[:, 0] <= 3) & (4 * near[:, 0] <= near[:, 1])).sum())
@@ -212,7 +216,8 @@ def several_labels(seen: SeenData) -> Iterator[str]:
     """Say how many samples are there again with another class, unless such rows are equal by
     chance.
     """
-    data, x = seen.data, seen.data.train.x
+    data = seen.data
+    x = seen.data.train.x
     classes = isinstance(data.task, Classification) and x.dtype != torch.int64
     if seen.prints is None or not classes:
         return

@@ -72,7 +72,8 @@ def telling_columns(seen: SeenData) -> Iterator[str]:
     all.
     """
     data = seen.data
-    x, y = data.train.x, data.train.y
+    x = data.train.x
+    y = data.train.y
     rows = x.ndim == 2 and x.is_floating_point() and x.nbytes <= LARGE
     # in fewer rows, a column that equals the label may be chance
     if not rows or len(x) < 20:
@@ -86,7 +87,8 @@ def telling_columns(seen: SeenData) -> Iterator[str]:
         # with fewer different numbers to predict, many columns have the same order
         least = 2
         if isinstance(data.task, ScaledTask):
-            measure, least = _share_of_numbers, 10
+            measure = _share_of_numbers
+            least = 10
         for place, label in enumerate(y.double().cpu().numpy().reshape(len(y), -1).T):
             what = "the label"
             if place < len(labels):
@@ -107,7 +109,8 @@ def _telling(
     share_told: Callable[[Numbers, Numbers], float],
 ) -> Iterator[str]:
     order = np.argsort(label, kind="stable")
-    copies, near = list[str](), list[str]()
+    copies = list[str]()
+    near = list[str]()
     for name, values in columns.items():
         lost = np.isnan(values)
         filled = np.nan_to_num(values, nan=np.finfo(np.float64).max)
@@ -172,7 +175,8 @@ def _share_of_classes(column: Numbers, label: Numbers) -> float:
     pairs, rows = np.unique(places * len(kinds) + codes, return_counts=True)
     best = np.zeros(len(values))
     np.maximum.at(best, pairs // len(kinds), rows)
-    share, guess = float(best.sum()) / len(label), np.bincount(codes).max() / len(label)
+    share = float(best.sum()) / len(label)
+    guess = np.bincount(codes).max() / len(label)
     return share if share > _TELLS and 1 - share < (1 - guess) / 2 else 0.0
 
 

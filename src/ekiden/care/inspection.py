@@ -80,7 +80,9 @@ def _spelled(told: Sequence[ColumnSums], spelling: Spelling) -> list[ColumnSums]
 
 def _compare_rows(told: Sequence[ColumnSums]) -> None:
     """Say how many rows several silos hold, and which silos do not tell."""
-    tells, secrets, silent = dict[str, Sequence[str]](), set[str](), list[str]()
+    tells = dict[str, Sequence[str]]()
+    secrets = set[str]()
+    silent = list[str]()
     for one in told:
         if one.rows:
             tells[one.silo] = one.rows

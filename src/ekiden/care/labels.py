@@ -35,7 +35,8 @@ def constant_labels(seen: SeenData) -> Iterator[str]:
 
 def classes_in_test_only(seen: SeenData) -> Iterator[str]:
     """Say how many test rows are of classes that no training row has."""
-    train, test = seen.data.train, seen.data.test
+    train = seen.data.train
+    test = seen.data.test
     strange = ~torch.isin(test.y, train.y)
     if isinstance(seen.data.task, Classification) and strange.any():
         names = seen.classes(np.unique(test.y[strange].cpu()))
@@ -67,7 +68,8 @@ def _codes_of_missing(names: Sequence[str]) -> list[str]:
     do.
     """
     rest = [int(name) for name in names if not _MARK.fullmatch(name)] or [0]
-    least, most = min(rest) - 1, max(rest) + 1
+    least = min(rest) - 1
+    most = max(rest) + 1
     found = list[str]()
     for name in names:
         apart = not least <= int(name) <= most

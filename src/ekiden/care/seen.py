@@ -30,9 +30,11 @@ _IMPROBABLE = 0.01
 _NEVER = 1e-18
 LARGE = 1 << 28
 """bytes of samples that are not compared"""
-ROWS, MOST_SILOS = 20, 200
+ROWS = 20
+MOST_SILOS = 200
 """rows from which a silo is compared with others, and how many silos are"""
-LOOKED_AT, _OF_EACH = 8000, 100
+LOOKED_AT = 8000
+_OF_EACH = 100
 """samples of all silos that are compared, and the least of each: every silo is compared with all
 others"""
 # samples that are not compared: their prints would need a gigabyte
@@ -93,7 +95,8 @@ def beyond_chance(
         chance: how probable it is that two rows are equal, as far as their values tell.
         pairs: of parts that are compared.
     """
-    here, there = here.copy(), there.copy()
+    here = here.copy()
+    there = there.copy()
     # a row that is common in a part would hide all others
     for row in (*repeated(here, 2), *repeated(there, 2)):
         del here[row], there[row]
@@ -223,7 +226,9 @@ class SeenData:
         """Return fingerprints of all training and test samples; None if there are too many, or rows
         of one number.
         """
-        x, test, inputs = self.data.train.x, self.data.test.x, self.data.inputs
+        x = self.data.train.x
+        test = self.data.test.x
+        inputs = self.data.inputs
         many = x.nbytes + test.nbytes > LARGE or len(x) + len(test) > _CROWD
         if many or x[0].numel() < FEATURES:
             return None

@@ -83,7 +83,8 @@ def changed(seen: SeenData) -> Iterator[str]:
         *_shares(seen),
     ):
         for place, shown in _compared(seen.compared):
-            own, others = held[place], torch.cat([held[:place], held[place + 1 :]])
+            own = held[place]
+            others = torch.cat([held[:place], held[place + 1 :]])
             usual = others.mean(0)
             for words, (view, undo) in changes.items():
                 alike = (*others, undo(own))
@@ -135,7 +136,8 @@ def _skewness(seen: SeenData) -> _Summaries:
 
 def _shares(seen: SeenData) -> _Summaries:
     """Yield the shares of all values of columns and labels that have few, which may be reversed."""
-    data, y = seen.data, seen.data.train.y
+    data = seen.data
+    y = seen.data.train.y
     if isinstance(data.task, Segmentation):
         masks = _held(seen, y)
         for a, b in combinations(range(len(data.classes)), 2):
@@ -189,7 +191,8 @@ def swapped_labels(seen: SeenData) -> Iterator[str]:
     if not parts:
         return
     values, labels = zip(*parts.values(), strict=True)
-    x, y = _standardised(torch.cat(values)), torch.cat(labels)
+    x = _standardised(torch.cat(values))
+    y = torch.cat(labels)
     owner = torch.arange(len(parts)).repeat_interleave(torch.tensor([*map(len, labels)]))
     hot = F.one_hot(y, len(data.classes)).double()
     # a little of the identity, so that columns that depend on each other have a solution
@@ -199,7 +202,8 @@ def swapped_labels(seen: SeenData) -> Iterator[str]:
         here = owner == place
         own = x[here].T
         scores = x @ torch.linalg.solve(whole - own @ x[here], products - own @ hot[here])
-        swapped, lost = list[str](), list[str]()
+        swapped = list[str]()
+        lost = list[str]()
         for a, b in combinations(range(len(data.classes)), 2):
             pair = f"{data.classes[a]!r} and {data.classes[b]!r}"
             usual, _ = _deviations_apart(scores, y, ~here, a, b)
@@ -231,7 +235,8 @@ def _labelled_parts(seen: SeenData) -> dict[str, tuple[Tensor, Tensor]]:
     """Return vectors (n, d) and labels (n,) of the silos to compare, or of training and a given test
     part; none of samples that are not vectors.
     """
-    train, test = seen.data.train, seen.data.test
+    train = seen.data.train
+    test = seen.data.test
     parts = dict[str, tuple[Tensor, Tensor]]()
     for name, at in seen.compared.items():
         parts[name] = train.x[at], train.y[at]
@@ -261,7 +266,8 @@ def _deviations_apart(
     error of that.
     """
     margin = scores[:, a] - scores[:, b]
-    one, other = margin[rows & (y == a)], margin[rows & (y == b)]
+    one = margin[rows & (y == a)]
+    other = margin[rows & (y == b)]
     if min(len(one), len(other)) < ROWS / 2:
         return 0.0, 0.0
     spread = float(((one.var() + other.var()) / 2).sqrt()) or 1e-12
@@ -366,7 +372,8 @@ def foreign_embeddings(seen: SeenData) -> Iterator[str]:
     """Name silos whose embeddings point elsewhere than those of all others, as those of another
     model do.
     """
-    rows, x = seen.compared, seen.data.train.x
+    rows = seen.compared
+    x = seen.data.train.x
     vectors = x.ndim == 2 and x.is_floating_point() and not Table.of(seen.data.inputs).numeric
     if len(rows) < 3 or not vectors or x.shape[1] < SHORTEST:
         return

@@ -25,7 +25,8 @@ from ekiden.readers.kinds import Inputs, Table
 from ekiden.readers.moments import counted_together
 from ekiden.readers.undecoded import Raw, natural
 
-_YES, _NO = "yes y true t 1 ja j oui si", "no n false f 0 nein non"
+_YES = "yes y true t 1 ja j oui si"
+_NO = "no n false f 0 nein non"
 _TRUTH = dict.fromkeys(_YES.split(), "yes") | dict.fromkeys(_NO.split(), "no")
 # different texts in a column; more are hardly names of categories
 _MANY = 1000
@@ -246,7 +247,8 @@ def shortened(held: Mapping[str, Collection[str]]) -> str:
     for name, long in product(sorted(names), repeat=2):
         short = name.isalpha() and len(name) <= _SHORT and len(long) > len(name) + 1
         if short and fold(long).startswith(fold(name)) and not _silos_with(held, {name, long}):
-            here, there = sorted(_silos_with(held, {name})), sorted(_silos_with(held, {long}))
+            here = sorted(_silos_with(held, {name}))
+            there = sorted(_silos_with(held, {long}))
             pairs.append(f"{name!r} (at {listed(here)}) may be {long!r} (at {listed(there)})")
     return listed(pairs)
 
@@ -279,12 +281,15 @@ def numbered_from_two(held: Mapping[str, Iterable[str]], what: str = "classes ar
     # not by a range: labels may be codes of 16 digits
     without_gaps = high >= 2 and min(every) == 0 and len(every) == high + 1
     if without_gaps:
-        one, other = every - {high}, every - {0}
+        one = every - {high}
+        other = every - {0}
     elif every == {-1, 0, 1}:
-        one, other = {-1, 1}, {0, 1}
+        one = {-1, 1}
+        other = {0, 1}
     else:
         return ""
-    first, second = _silos_with(numbers, one - other), _silos_with(numbers, other - one)
+    first = _silos_with(numbers, one - other)
+    second = _silos_with(numbers, other - one)
     both = one in numbers.values() and other in numbers.values()
     if not both or {*first} & {*second}:
         return ""

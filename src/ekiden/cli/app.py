@@ -194,7 +194,8 @@ def call(args: Sequence[str]) -> None:
     # collections take a sixth of the time in which modules are loaded, and find nothing
     gc.disable()
     module, _, name = COMMANDS[command].partition(":")
-    function, rest = getattr(import_module(f"ekiden.{module}"), name), args[len(command.split()) :]
+    function = getattr(import_module(f"ekiden.{module}"), name)
+    rest = args[len(command.split()) :]
     gc.enable()
     if command == "run":
         return function(rest)  # type: ignore[no-any-return]

@@ -47,7 +47,9 @@ class TableConsole(Console):
 
     def _table(self, table: RichTable, options: dict[str, Any]) -> None:
         table.box = box.SIMPLE_HEAD if self.is_terminal else None
-        table.padding, table.pad_edge, table.collapse_padding = (0, 1), False, True
+        table.padding = (0, 1)
+        table.pad_edge = False
+        table.collapse_padding = True
         if not self._fitted(table):
             self._blocks(table, options)
         elif self.is_terminal:
@@ -63,7 +65,8 @@ class TableConsole(Console):
         """
         columns = table.columns
         room = self.width - (2 * len(columns) if self.is_terminal else len(columns) - 1)
-        least, most = [], []
+        least = []
+        most = []
         for column in columns:
             column.overflow = "fold"
             header = self.measure(column.header)

@@ -119,7 +119,8 @@ def run(kind: type[Method], args: Sequence[str]) -> None:
         summary_of(kind),
         BOXES,
     )
-    plan, place = options.plan, options.place
+    plan = options.plan
+    place = options.place
     link = _reach(place)
     if place.federation is not None:
         if place.link or place.certificate or place.keys:
@@ -359,14 +360,17 @@ def stop(options: StopOptions) -> None:
     """`ekiden stop RUN`."""
     if not options.run:
         raise UserError("say which run to stop: its folder, or its number in `ekiden ps`")
-    folder, values = Path(options.run), dict[str, Any]()
+    folder = Path(options.run)
+    values = dict[str, Any]()
     if options.run.isdigit() and not folder.is_dir():
-        number, (link, certificate) = options.run, _reached(options)
+        number = options.run
+        link, certificate = _reached(options)
     else:
         if (folder / LINK).exists():
             values = _link(folder)
         try:
-            number, link = str(values["run"]), str(values["link"])
+            number = str(values["run"])
+            link = str(values["link"])
             certificate = _certificate(values)
         except KeyError:
             raise UserError(

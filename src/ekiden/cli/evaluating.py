@@ -134,7 +134,8 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     headline = test.task.headline
     wanted = Wanted(options.threshold, options.sensitivity)
     parts = [scores.at(client.test.rows) for client in data.clients]
-    told, apart = figures_of(test, scores, wanted), between_silos(test, parts)
+    told = figures_of(test, scores, wanted)
+    apart = between_silos(test, parts)
     if options.threshold is not None and not told.thresholds:
         raise UserError(
             "--threshold is for two classes, and none follows from these data: leave it out"
@@ -203,7 +204,8 @@ def _opened(
     options: EvaluateOptions, config: Mapping[str, Any], by: Sequence[Division]
 ) -> tuple[Result, FederatedData]:
     """Return a run with the metric that is asked for, and the data on which it is measured."""
-    run, task = open_models(options.run), task_in(config)
+    run = open_models(options.run)
+    task = task_in(config)
     metric = options.metric
     if options.calibrate and not config["recipe"]["metric"]:
         metric = metric or "auroc"
@@ -284,7 +286,8 @@ def _show_between(found: Mapping[str, Any], task: Task) -> None:
         if (one := found.get(metric.name)) is None:
             continue
         ends = [" to ".join(map(metric.shown, one[what])) for what in ("interval", "prediction")]
-        mean, deviation = metric.shown(one["mean"]), metric.shown(one["deviation"])
+        mean = metric.shown(one["mean"])
+        deviation = metric.shown(one["deviation"])
         table.add_row(
             metric.name + metric.unit, str(one["silos"]), mean, ends[0], deviation, ends[1]
         )
@@ -311,7 +314,8 @@ def _show_figures(found: Figures, task: Task, classes: Sequence[object]) -> None
         if name == "loss":
             continue
         text, unit, scale = known.get(name, ("{:.4g}".format, "", 1))
-        interval, bins = found.intervals.get(name), found.errors.get(name)
+        interval = found.intervals.get(name)
+        bins = found.errors.get(name)
         ends = off = ""
         if interval:
             ends = f"{text(interval[0])} to {text(interval[1])}"
@@ -387,7 +391,8 @@ def show_subgroups(found: Mapping[str, Any], exact: Mapping[str, Any] = {}) -> N
 
 def _cell(row: Mapping[str, Any], name: str, exact: Mapping[str, float], *, share: bool) -> str:
     """Return a figure of a subgroup as `cell` does, and the exact value if that differs."""
-    text, told = cell(row, name, share=share), row["values"].get(name)
+    text = cell(row, name, share=share)
+    told = row["values"].get(name)
     # half of the last digit that is shown
     if told is not None and abs(exact.get(name, told) - told) >= 5e-4:
         shown = f"{exact[name]:.3f}"

@@ -204,7 +204,8 @@ def status(options: StatusOptions) -> None:
     """`ekiden federation status FOLDER`."""
     found = federations.read(options.folder)
     until = keys.valid_until(found.folder / "link.crt")
-    silos, running = federations.status(found), commands.is_running(found)
+    silos = federations.status(found)
+    running = commands.is_running(found)
     good, words = commands.health(found)
     if options.json:
         return print_json(
@@ -218,7 +219,8 @@ def status(options: StatusOptions) -> None:
         )
     table = RichTable("silo", "state", "last seen (s)", "key", "what to do")
     for silo in silos:
-        seen, state = "", "unknown"
+        seen = ""
+        state = "unknown"
         if silo.seen is not None:
             seen = f"{silo.seen:.0f}"
         if running:
@@ -230,7 +232,8 @@ def status(options: StatusOptions) -> None:
 
 def start_federation(options: FederationStartOptions) -> None:
     """`ekiden federation start FOLDER`."""
-    found, log = federations.read(options.folder), Log(options.log)
+    found = federations.read(options.folder)
+    log = Log(options.log)
     try:
         commands.start_superlink(found, log, Metrics(options.metrics_port, options.metrics_host))
     except KeyboardInterrupt:
@@ -247,7 +250,8 @@ def agree(options: AgreeOptions) -> None:
 
     if options.sums[0].is_dir():
         return _agree_with(options)
-    expected, schema = tuple[str, ...](), None
+    expected = tuple[str, ...]()
+    schema = None
     if options.federation:
         expected = federations.read(options.federation).silos
     if options.schema:
@@ -273,7 +277,8 @@ def _agree_with(options: AgreeOptions) -> None:
             "give one run folder alone: its scaling is written, and nothing is agreed on"
         )
     config = read_config(options.sums[0])
-    inputs, task = inputs_of(config), task_in(config)
+    inputs = inputs_of(config)
+    task = task_in(config)
     scaled = zip(task.mean, task.std, strict=True) if isinstance(task, ScaledTask) else ()
     made = Scaling(
         inputs if inputs.agreed else None, dict(zip(config["classes"], scaled, strict=False))

@@ -165,7 +165,8 @@ def _boxes(shown: object, field: str = "") -> Iterator[_Box]:
     box = _Box(title, inspect.getdoc(kind) or "", [], field)
     inner: list[_Box] = []
     for one in fields(kind):
-        default, hint = _default(shown, one), hints_of(kind)[one.name]
+        default = _default(shown, one)
+        hint = hints_of(kind)[one.name]
         if is_dataclass(default):
             inner += _boxes(default, one.name)
         elif Mark.HIDDEN not in getattr(hint, "__metadata__", ()):
@@ -259,11 +260,13 @@ def _wrap(text: str, width: int, **options: str) -> list[str]:
 
 
 def _row(flag: str, told: str, width: int) -> list[str]:
-    told_lines, first = _wrap(told, width - _LEFT), f"  {flag}"
+    told_lines = _wrap(told, width - _LEFT)
+    first = f"  {flag}"
     if len(first) > width:
         heads = _wrap(flag.replace(",", ", "), width, initial_indent="  ", subsequent_indent="    ")
     elif len(first) < _LEFT - 1:
-        heads, told_lines = [f"{first:<{_LEFT}}{told_lines[0]}".rstrip()], told_lines[1:]
+        heads = [f"{first:<{_LEFT}}{told_lines[0]}".rstrip()]
+        told_lines = told_lines[1:]
     else:
         heads = [first]
     return [*heads, *(f"{'':{_LEFT}}{line}".rstrip() for line in told_lines)]
@@ -393,7 +396,8 @@ def _value(flag: Flag, text: Any) -> Any:
 
 def _one(flag: Flag, hint: Any, text: str) -> Any:
     """Return what one value means."""
-    bare, text = _bare(hint), text.removeprefix(" ") if text.startswith(" -") else text
+    bare = _bare(hint)
+    text = text.removeprefix(" ") if text.startswith(" -") else text
     if text == "None" and NoneType in get_args(hint):
         return None
     if get_origin(bare) is Literal and text not in get_args(bare):
@@ -411,7 +415,8 @@ def _one(flag: Flag, hint: Any, text: str) -> Any:
 
 def _unread(arg: str, found: Sequence[Flag], prog: str) -> UserError:
     """Return the error for an argument that belongs to no flag."""
-    given, more = arg.partition("=")[0], f"see {prog} --help"
+    given = arg.partition("=")[0]
+    more = f"see {prog} --help"
     names = [name for flag in found for name in flag.names]
     if not given.startswith("-"):
         near = nearest(given, names, n=1, cutoff=0.5)

@@ -60,7 +60,8 @@ def show_topology(options: TopologyOptions) -> None:
     found = topology(options.topology, options.clients)
     if options.json:
         return print_json(found)
-    least, most = min(found["neighbours"]), max(found["neighbours"])
+    least = min(found["neighbours"])
+    most = max(found["neighbours"])
     others = counted(most, "other", "others")
     if least < most:
         others = f"{least} to {others}"

@@ -130,8 +130,11 @@ def write(folder: Path, name: str, like: str = "") -> tuple[tuple[Path, Path, Pa
             f"{name!r} cannot name a Python file and a class: choose a name of letters, digits and "
             "_"
         )
-    places, texts = (folder, folder, folder), (_METHOD, _TEST, _PAGE)
-    where, command, listed = module, f"{module}.py:{kind}", False
+    places = (folder, folder, folder)
+    texts = (_METHOD, _TEST, _PAGE)
+    where = module
+    command = f"{module}.py:{kind}"
+    listed = False
     method = _of_library(like) if like else Method
     if like:
         package = Path(*method.__module__.split("."))
@@ -140,7 +143,8 @@ def write(folder: Path, name: str, like: str = "") -> tuple[tuple[Path, Path, Pa
         source = (folder / "src" / package).with_suffix(".py")
         if source.is_file():
             places = (source.parent, folder / "tests/methods", folder / "docs/methods")
-            where, command = method.__module__.rpartition(".")[0] + f".{module}", kind.lower()
+            where = method.__module__.rpartition(".")[0] + f".{module}"
+            command = kind.lower()
             listed = True
     files = (
         places[0] / f"{module}.py",
@@ -178,8 +182,10 @@ def _of_library(name: str) -> type[Method]:
 
 def _list(file: Path, other: type[Method], module: str, kind: str) -> None:
     """Name a new method next to another one in the list of all methods."""
-    text, name = file.read_text(encoding="utf-8"), other.__name__
-    own, place = f"import {name} as {name}\n", f':{name}",\n'
+    text = file.read_text(encoding="utf-8")
+    name = other.__name__
+    own = f"import {name} as {name}\n"
+    place = f':{name}",\n'
     text = text.replace(own, f"{own}    from {module} import {kind} as {kind}\n")
     listed = f"{module.removeprefix('ekiden.methods.')}:{kind}"
     text = text.replace(place, f'{place}        "{listed}",\n')

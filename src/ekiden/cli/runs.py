@@ -123,9 +123,12 @@ def run(args: Sequence[str]) -> None:
     """`ekiden run METHOD [flags]`."""
     if args and args[0] in ("-h", "--help"):
         return print(overview(), end="")
-    named, title, rest = "", "METHOD", args
+    named = ""
+    title = "METHOD"
+    rest = args
     if args and not args[0].startswith("-"):
-        named, rest = args[0], args[1:]
+        named = args[0]
+        rest = args[1:]
         title = method_named(named).title()
     prog = f"ekiden run {title}"
     first = parse_some(_First, rest, prog)
@@ -214,7 +217,8 @@ def data(options: DataOptions) -> None:
     federation = plan.federation()
     if options.table_one:
         told = study.cohort_sums(federation, options.times)
-        lines, survival = study.table_one(told), study.survival(told)
+        lines = study.table_one(told)
+        survival = study.survival(told)
         if options.json:
             found: dict[str, Any] = {"lines": list(map(asdict, lines))}
             if survival:
@@ -281,7 +285,8 @@ def _launch(jobs: list[launch.LaunchedRun], as_json: bool) -> None:
             outcomes = launch.launch(jobs, console)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(*(job.folder for job in jobs)) from None
-        runs, failed = [], []
+        runs = []
+        failed = []
         for end in outcomes:
             if not end.error:
                 runs.append(summary.summarise(end.folder))

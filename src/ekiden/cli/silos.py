@@ -240,7 +240,8 @@ def status(options: SiloStatusOptions) -> None:
     file = silo_file.read(options.file)
     good, words = connection.health(file.folder)
     if not connection.is_started(file.folder):
-        good, words = False, f"not started: `ekiden silo start {file.path}`"
+        good = False
+        words = f"not started: `ekiden silo start {file.path}`"
     plans = [digest for digest, _ in approval.waiting(file)]
     spent = {name: budget.told(file, name) for name in file.named or ("",)}
     epsilon = budget.promised(file)
@@ -358,7 +359,8 @@ def approve(options: ApproveOptions) -> None:
 
 def trust_code(options: SiloTrustOptions) -> None:
     """`ekiden silo trust silo.toml FILE.py`."""
-    file, code = silo_file.read(options.file), f"{options.code}:"
+    file = silo_file.read(options.file)
+    code = f"{options.code}:"
     if not outside.is_file(code):
         raise UserError(f"{options.code} is not a Python file: runs execute nothing else")
     outside.trust(outside.located(code), trusted.register(file))

@@ -85,7 +85,8 @@ def subgroups_of(
     Raises:
         UserError: the samples have no such column, or the task has no subgroups.
     """
-    dataset, clients = test.data.dataset, test.data.clients
+    dataset = test.data.dataset
+    clients = test.data.clients
     subgroups.check_task(test.task)
     counting = counting_of(test.task, dataset.outputs, full=True)
     own = {client.name: client.test.rows for client in clients}
@@ -102,7 +103,8 @@ def subgroups_of(
             continue
         names = one.names(dataset.inputs, dataset.domains)
         places = one.places(dataset.test.x, dataset.inputs, dataset.test.domain)
-        sums, metrics = {}, {}
+        sums = {}
+        metrics = {}
         for group, name in enumerate(names):
             if len(rows := (places == group).nonzero().flatten()):
                 metrics[name] = scores.metrics(rows)
@@ -110,7 +112,8 @@ def subgroups_of(
             sums[name] = torch.zeros(counting.size).long()
             for rows in own.values():
                 sums[name] += counting.count(scores.at(rows[places[rows] == group]))
-        counts[one.column], exact[one.column] = sums, metrics
+        counts[one.column] = sums
+        exact[one.column] = metrics
     if 1 < len(own) <= MOST_CLIENTS_LISTED:
         counts["client"] = {name: counting.count(scores.at(rows)) for name, rows in own.items()}
     whole = figures_of(test, scores, wanted)

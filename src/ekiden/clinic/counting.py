@@ -170,14 +170,16 @@ class Counting(ABC):
         if units is not None:
             # samples without a place say nothing
             there = (units > 0).nonzero().flatten()
-            s, units = s.at(there), units[there]
+            s = s.at(there)
+            units = units[there]
         if len(s) < max(care.samples, 1):
             return torch.zeros(self.size, dtype=torch.int64)
         loss = s.loss.double()
         each = loss.nan_to_num(_LARGEST).clamp(-_LARGEST, _LARGEST)
         if units is not None:
             each = each * units
-        mean, guess = s.mean_loss(), self.task.guess(self.outputs)
+        mean = s.mean_loss()
+        guess = self.task.guess(self.outputs)
         found = {
             "reports": torch.tensor(1),
             "samples": torch.tensor(len(s)),
@@ -215,7 +217,8 @@ class Counting(ABC):
     def told(self, numbers: Tensor) -> CountedAnswers:
         """Return what the sum of the numbers of all silos says."""
         n = {name: values.double().numpy() for name, values in self.split(numbers).items()}
-        samples, train = int(n["samples"]), None
+        samples = int(n["samples"])
+        train = None
         total: float = samples
         # with noise there are no squares, and the loss is a mean over samples
         if "places" in n and n["squares"].any():
@@ -233,10 +236,12 @@ class Counting(ABC):
         )
 
     def _trained(self, care: Care, train: Tensor | None) -> dict[str, Tensor]:
-        samples, told = 0, torch.zeros(self._labels)
+        samples = 0
+        told = torch.zeros(self._labels)
         if self._labels and train is not None:
             counts = self.task.counts(train, self.outputs).cpu()
-            samples, told = len(train), torch.where(counts < care.positives, 0, counts)
+            samples = len(train)
+            told = torch.where(counts < care.positives, 0, counts)
         return {"trained": torch.tensor(samples), "train": told}
 
 
@@ -380,13 +385,18 @@ class OfLabels(Scored):
 
     def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> LabelCounts:
         tables = n["tables"]
-        hits, labels, answers = tables[:, 1, 1], tables[:, 1].sum(1), tables[:, :, 1].sum(1)
+        hits = tables[:, 1, 1]
+        labels = tables[:, 1].sum(1)
+        answers = tables[:, :, 1].sum(1)
         without = np.stack([tables[:, 0].sum(1), tables[:, 0, 0]])
-        total, ranked = float(tables.sum()), self.ranked(n)
+        total = float(tables.sum())
+        ranked = self.ranked(n)
         groups, squares = self.of_probabilities(n, ranked)
-        accuracy, brier = nan, nan
+        accuracy = nan
+        brier = nan
         if total:
-            accuracy, brier = float((hits + without[1]).sum()) / total, squares / total
+            accuracy = float((hits + without[1]).sum()) / total
+            brier = squares / total
         return LabelCounts(
             samples, loss, accuracy, hits, labels, answers, None, ranked, groups, brier, without
         )
@@ -412,7 +422,8 @@ class OfNumbers(Counting):
 
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
         errors, y = standardised(s, self.regression)
-        e2, y2 = errors.square(), y.square()
+        e2 = errors.square()
+        y2 = y.square()
         powers = [errors.abs(), e2, y, y2]
         moments = [e2.square(), e2 * y, e2 * y2, y2 * y, y2.square()]
         # (K, 9)
@@ -428,10 +439,12 @@ class OfNumbers(Counting):
         std = np.array(self.regression.std)
         absolute, squared, target, squares = (real(n[name]) / samples for name in POWERS)
         # differences of rounded sums can be below
-        absolute, squared = absolute.clip(0), squared.clip(0)
+        absolute = absolute.clip(0)
+        squared = squared.clip(0)
         e4, e2y, e2y2, y3, y4 = real(n["moments"]).T / samples
         if n["lost"][0]:
-            absolute, squared = absolute + nan, squared + nan
+            absolute = absolute + nan
+            squared = squared + nan
         # of targets that hardly vary, rounding decides what is left of the difference
         spread = squares - target**2
         spread = np.where(spread > (1 + target**2) / FIXED, spread, 0.0)
@@ -458,7 +471,8 @@ class OfTimes(Counting):
     def measure(self, s: Scores, care: Care) -> dict[str, Tensor]:
         ordered, comparable = pairs(s)
         if int(s.y[:, 1].sum()) < care.positives:
-            ordered, comparable = torch.zeros_like(ordered), torch.zeros_like(comparable)
+            ordered = torch.zeros_like(ordered)
+            comparable = torch.zeros_like(comparable)
         return {
             "ordered": ordered.sum() // 2,
             "comparable": comparable.sum() // 2,
@@ -506,7 +520,8 @@ class OfPlaces(Counting):
 
     def counts(self, n: Mapping[str, Floats], samples: int, loss: float) -> PlaceCounts:
         places = float(n["places"])
-        accuracy, squares = nan, n["squares"]
+        accuracy = nan
+        squares = n["squares"]
         if places:
             accuracy = float(n["right"]) / places
         # with noise there are none
@@ -577,7 +592,8 @@ def in_bins(p: Tensor, there: Tensor, inner: Tensor) -> Tensor:
     """Count samples without and with each class or label by the bin of its probability, (C, 2,
     bins), from probabilities (n, C) and whether samples have it (n, C).
     """
-    classes, bins = p.shape[1], len(inner) + 1
+    classes = p.shape[1]
+    bins = len(inner) + 1
     rows = 2 * torch.arange(classes) + there
     places = rows * bins + binned(p, inner)
     return torch.bincount(places.flatten(), minlength=2 * classes * bins).view(classes, 2, bins)

@@ -40,11 +40,13 @@ class Curve:
     @staticmethod
     def of(told: Followed) -> "Curve":
         """Return the curve that follows from counts."""
-        n, d = told.exposed, np.array(told.events, dtype=float)
+        n = told.exposed
+        d = np.array(told.events, dtype=float)
         survival = _product_limit(n, d)
         # of the rows last seen between two times half are exposed; at most all or none of them are
         half = told.at_risk - n
-        least, most = _product_limit(n - half, d), _product_limit(n + half, d)
+        least = _product_limit(n - half, d)
+        most = _product_limit(n + half, d)
         error = np.maximum(survival - least, most - survival)
         with np.errstate(divide="ignore", invalid="ignore"):
             greenwood = np.where(d > 0, d / (n * (n - d)), 0).cumsum()
@@ -153,8 +155,10 @@ def _log_rank(n: Numbers, d: Numbers) -> float | None:
     Chemotherapy Reports, 1966.
     """
     used = n.sum(0) > 1
-    n, d = n[:, used], d[:, used]
-    total, deaths = n.sum(0), d.sum(0)
+    n = n[:, used]
+    d = d[:, used]
+    total = n.sum(0)
+    deaths = d.sum(0)
     share = n / total
     # the last silo follows from the others
     apart = (d - deaths * share).sum(1)[:-1]

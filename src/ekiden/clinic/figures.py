@@ -89,7 +89,8 @@ def figures(task: Task, told: CountedAnswers, wanted: Wanted | None = None) -> F
     c = told.counts
     if not c.samples:
         return Figures(0, told.silos)
-    values, each = {"loss": c.loss}, {}
+    values = {"loss": c.loss}
+    each = {}
     for metric in task.metrics:
         values[metric.name] = metric.counted(c)
         if metric.each is not None:
@@ -117,7 +118,8 @@ def figures(task: Task, told: CountedAnswers, wanted: Wanted | None = None) -> F
 
 def two_class_figures(found: Figures, second: Ranked, wanted: Wanted) -> Figures:
     """Return figures with those that follow from the probability of the second of two classes."""
-    values, intervals = dict(found.values), dict(found.intervals)
+    values = dict(found.values)
+    intervals = dict(found.intervals)
     for name, (value, ends) in ranks.calibration(second).items():
         values[name] = value
         intervals[name] = ends
@@ -188,7 +190,9 @@ def label_intervals(c: LabelCounts, values: Mapping[str, float]) -> dict[str, In
     """Return intervals of what follows from the answered labels."""
     others, right = c.without
     samples = c.labels + others
-    shares, two, other = label_accuracy(c), ratio(c.hits, c.labels), ratio(right, others)
+    shares = label_accuracy(c)
+    two = ratio(c.hits, c.labels)
+    other = ratio(right, others)
     with np.errstate(invalid="ignore", divide="ignore"):
         both = np.sqrt(two * (1 - two) / c.labels + other * (1 - other) / others) / 2
     rarest = float(np.minimum(c.labels, others).min())
@@ -221,11 +225,13 @@ def ranking_intervals(c: ClassCounts, values: Mapping[str, float]) -> dict[str, 
             "average_precision": wilson(values["average_precision"] * positives, positives),
             "brier": _around(values["brier"], errors[1], c.samples),
         }
-    rarest, of_areas = min(map(ranks.rarer, known)), list(map(ranks.area_error, known))
+    rarest = min(map(ranks.rarer, known))
+    of_areas = list(map(ranks.area_error, known))
     most = 1.0
     # over classes it is a sum
     if not isinstance(c, LabelCounts):
-        errors, most = [sum(errors)], 2.0
+        errors = [sum(errors)]
+        most = 2.0
     return {
         "auroc": _around(values["auroc"], of_areas, rarest),
         "brier": _around(values["brier"], errors, c.samples, most=most),
@@ -234,7 +240,8 @@ def ranking_intervals(c: ClassCounts, values: Mapping[str, float]) -> dict[str, 
 
 def number_intervals(c: NumberSums, values: Mapping[str, float]) -> dict[str, Interval]:
     """Return intervals of errors of numbers; of numbers without any error there is none."""
-    n, share = c.samples, ratio(c.squared, c.spread)
+    n = c.samples
+    share = ratio(c.squared, c.spread)
     e4, both, d4 = c.fourth
     of_shares = e4 - 2 * share * both + share**2 * d4
     variances = np.stack([c.squared - c.absolute**2, e4 - c.squared**2, of_shares])
@@ -266,7 +273,8 @@ def place_intervals(c: PlaceCounts, values: Mapping[str, float]) -> dict[str, In
     found = {"accuracy": _around(values["accuracy"], right, c.samples)}
     if c.hits.size:
         # of dice / 2
-        half, share = _of_ratio(c.hits, c.labels + c.answers, c.overlaps), iou(c)
+        half = _of_ratio(c.hits, c.labels + c.answers, c.overlaps)
+        share = iou(c)
         found["dice"] = _around(values["dice"], 2 * half, c.samples)
         # x / (1 - x)
         found["miou"] = _around(values["miou"], half * (1 + share) ** 2, c.samples)
@@ -310,7 +318,8 @@ def _errors(c: Counts) -> dict[str, float]:
     """Return how far values from bins can be from those of the scores themselves."""
     if not isinstance(c, ClassCounts) or all(one.exact for one in c.ranked):
         return {}
-    areas, precisions = [], []
+    areas = []
+    precisions = []
     for one in c.ranked:
         areas.append(one.auroc()[1])
         precisions.append(one.average_precision()[1])
@@ -331,7 +340,8 @@ def _prevalence(c: Counts) -> tuple[float, ...]:
 
 def _majority(told: CountedAnswers) -> float | None:
     """Return the accuracy of always giving the commonest label of the training samples."""
-    c, train = told.counts, told.train
+    c = told.counts
+    train = told.train
     if not isinstance(c, ClassCounts) or train is None or not len(train) or not c.labels.sum():
         return None
     if isinstance(c, LabelCounts):

@@ -69,9 +69,11 @@ def between(sums: Weighed, each: Sequence[tuple[float, float]] = ()) -> Between:
     from scipy.special import stdtrit
 
     variance = sums.variance
-    mean, squared = sums.wx / sums.w, 1 / sums.w + variance * sums.ww / sums.w**2
+    mean = sums.wx / sums.w
+    squared = 1 / sums.w + variance * sums.ww / sums.w**2
     if each:
-        weights, weighted = 0.0, 0.0
+        weights = 0.0
+        weighted = 0.0
         for value, error in each:
             weight = 1 / (error**2 + variance)
             weights += weight
@@ -80,7 +82,8 @@ def between(sums: Weighed, each: Sequence[tuple[float, float]] = ()) -> Between:
         mean = squared * weighted
     reach = Z * sqrt(squared)
     far = float(stdtrit(sums.silos - 2, 0.975)) * sqrt(variance + squared)
-    interval, prediction = (mean - reach, mean + reach), (mean - far, mean + far)
+    interval = (mean - reach, mean + reach)
+    prediction = (mean - far, mean + far)
     return Between(int(sums.silos), mean, interval, sqrt(variance), prediction)
 
 

@@ -64,7 +64,8 @@ _FEWEST = 16
 # standard deviations to which errors and targets are cut off
 _REACH = 4.0
 # bins of scores, and how many of them a unit of the logit has
-_BINS, _UNIT = 64, 4
+_BINS = 64
+_UNIT = 4
 # limits of what is not a metric: slopes of calibration
 _ANY = (-math.inf, math.inf)
 # times that noise is drawn again to see how far it moves figures
@@ -111,7 +112,8 @@ class Noisy(Exact):
     @cached_property
     def parts(self) -> tuple[NoisyPart, ...]:
         """All that has noise."""
-        k, scored = self.counting.outputs, self.counting.scored
+        k = self.counting.outputs
+        scored = self.counting.scored
         told = [NoisyPart("loss", (), MOST_LOSS)]
         if not self.whole:
             told.append(NoisyPart("samples"))
@@ -370,7 +372,8 @@ def _by_confidence(rows: Array) -> Array:
     """Return samples and right answers by groups of the confidence, (2, groups), from bins of scores
     without and with a label (..., 2, bins).
     """
-    p, yes = _middles(), _middles() >= 0.5
+    p = _middles()
+    yes = _middles() >= 0.5
     group = np.clip(np.ceil(np.maximum(p, 1 - p) * GROUPS), 1, GROUPS).astype(int) - 1
     low, high = rows.reshape(-1, 2, _BINS).sum(0)
     samples = np.bincount(group, low + high, GROUPS)

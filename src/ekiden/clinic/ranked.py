@@ -105,7 +105,8 @@ def calibration(ranked: Ranked) -> dict[str, tuple[float, Interval]]:
     found = dict[str, tuple[float, Interval]]()
     for name, line in lines.items():
         if line is not None:
-            value, reach = float(line[0][0]), Z * sqrt(line[1][0, 0])
+            value = float(line[0][0])
+            reach = Z * sqrt(line[1][0, 0])
             found[name] = value, (value - reach, value + reach)
     return found
 
@@ -118,7 +119,8 @@ def _logits(ranked: Ranked) -> Floats:
 
 def _logistic(ranked: Ranked, x: Floats, offset: Any = 0.0) -> tuple[Floats, Floats] | None:
     """Return coefficients of the label on columns x (C, m), and their covariance; None without."""
-    total, line = ranked.low + ranked.high, np.zeros(len(x))
+    total = ranked.low + ranked.high
+    line = np.zeros(len(x))
 
     def likelihood(at: Floats) -> float:
         eta = at @ x + offset
@@ -143,7 +145,8 @@ def _logistic(ranked: Ranked, x: Floats, offset: Any = 0.0) -> tuple[Floats, Flo
 def area_error(ranked: Ranked) -> float:
     """Return DeLong's standard error of the area; see `delong`."""
     area, _ = ranked.auroc()
-    negatives, positives = ranked.low.sum(), ranked.high.sum()
+    negatives = ranked.low.sum()
+    positives = ranked.high.sum()
     of_high = (below(ranked.low) + ranked.low / 2) / negatives
     of_low = (positives - below(ranked.high) - ranked.high / 2) / positives
     squares = 0.0
@@ -160,7 +163,8 @@ def rarer(ranked: Ranked) -> float:
 
 def brier_error(ranked: Ranked) -> float:
     """Return the standard error of the mean of (p - y)²."""
-    wrong, right = ranked.scores**2, (1 - ranked.scores) ** 2
+    wrong = ranked.scores**2
+    right = (1 - ranked.scores) ** 2
     total = float((ranked.low + ranked.high).sum())
     if not total:
         return nan
@@ -184,7 +188,8 @@ def delong(ranked: Ranked) -> Interval:
     share = wilson(area * rare, rare)
     if not 0 < area < 1 or error <= 0:
         return share
-    middle, spread = np.log(area / (1 - area)), Z * error / (area * (1 - area))
+    middle = np.log(area / (1 - area))
+    spread = Z * error / (area * (1 - area))
     low = float(1 / (1 + np.exp(spread - middle)))
     high = float(1 / (1 + np.exp(-spread - middle)))
     if rare < _FEW:
@@ -194,8 +199,10 @@ def delong(ranked: Ranked) -> Interval:
 
 def thresholds(ranked: Ranked, wanted: Wanted) -> tuple[Threshold, ...]:
     """Return 0.5, Youden's threshold, that of a sensitivity, and a chosen one."""
-    wrong, hits = _from(ranked.low), _from(ranked.high)
-    sensitivity, specificity = hits / hits[0], 1 - wrong / wrong[0]
+    wrong = _from(ranked.low)
+    hits = _from(ranked.high)
+    sensitivity = hits / hits[0]
+    specificity = 1 - wrong / wrong[0]
     # rounding in the option
     enough = np.nonzero(sensitivity >= wanted.sensitivity - 1e-12)[0]
     rules = {
@@ -209,15 +216,18 @@ def thresholds(ranked: Ranked, wanted: Wanted) -> tuple[Threshold, ...]:
     given: dict[str, float | None] = {}
     if ranked.exact:
         given = {"0.5": 0.5, "chosen": wanted.threshold}
-    positives, negatives = float(hits[0]), float(wrong[0])
+    positives = float(hits[0])
+    negatives = float(wrong[0])
     found = []
     for rule, place in rules.items():
         at = given.get(rule)
         if at is None:
             at = float(ranked.bounds[place])
-        true, false = float(hits[place]), float(wrong[place])
+        true = float(hits[place])
+        false = float(wrong[place])
         right = negatives - false
-        of_called, of_others = _share(true, false), _share(right, positives - true)
+        of_called = _share(true, false)
+        of_others = _share(right, positives - true)
         intervals = {
             "sensitivity": wilson(true, positives),
             "specificity": wilson(right, negatives),
@@ -236,7 +246,8 @@ def _share(right: float, wrong: float) -> float | None:
 
 def decisions(ranked: Ranked) -> tuple[Decision, ...]:
     """Return the net benefit at thresholds from 1 to 95 %."""
-    wrong, hits = _from(ranked.low), _from(ranked.high)
+    wrong = _from(ranked.low)
+    hits = _from(ranked.high)
     total = hits[0] + wrong[0]
     found = []
     for threshold in _DECISIONS:
@@ -279,7 +290,8 @@ def wilson(hits: float, samples: float) -> Interval:
     Edwin Wilson: Probable inference, the law of succession, and statistical inference. JASA 22,
     1927.
     """
-    share, z = hits / samples, Z**2 / samples
+    share = hits / samples
+    z = Z**2 / samples
     variance = share * (1 - share) / samples + z / (4 * samples)
     half = Z * sqrt(max(variance, 0.0))
     low = (share + z / 2 - half) / (1 + z)

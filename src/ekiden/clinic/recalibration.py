@@ -58,7 +58,8 @@ class Recalibration(Checked):
         rule = "chosen"
         if threshold is None:
             one = next(one for one in found.thresholds if one.rule.startswith("Youden"))
-            rule, raw = one.rule, min(max(one.threshold, 1e-12), 1 - 1e-12)
+            rule = one.rule
+            raw = min(max(one.threshold, 1e-12), 1 - 1e-12)
             threshold = 1 / (1 + exp(-(slope * log(raw / (1 - raw)) + intercept)))
         return cls(form, slope, intercept, threshold, rule, found.samples, model)
 
@@ -100,7 +101,8 @@ class Recalibrated(nn.Module):
     def __init__(self, network: nn.Module, how: Recalibration) -> None:
         super().__init__()
         self.network = network
-        self.slope, self.intercept = how.slope, how.intercept
+        self.slope = how.slope
+        self.intercept = how.intercept
 
     def forward(self, *x: Tensor) -> Tensor:
         """Return logits (b, 2); the first is 0."""

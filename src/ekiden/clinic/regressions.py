@@ -132,14 +132,17 @@ def coefficients(
     # takes a second, and few need it
     from scipy import stats
 
-    weight, bias = tensors["head.weight"].double(), tensors["head.bias"].double()
-    rows, covariance = torch.cat([weight, bias[:, None]], 1), tensors["covariance"].double()
+    weight = tensors["head.weight"].double()
+    bias = tensors["head.bias"].double()
+    rows = torch.cat([weight, bias[:, None]], 1)
+    covariance = tensors["covariance"].double()
     entering = [*terms(inputs, weight.shape[1]), Term("constant")]
     own = _in_own_units(entering)
     if family == "logistic":
         # one matrix for all classes but the first, with which they are compared
         covariance = _blocks(covariance[0], len(entering))
-        rows, classes = rows[1:], classes[1:]
+        rows = rows[1:]
+        classes = classes[1:]
     # mean and standard deviation of each target
     scales = [(0.0, 1.0)] * len(rows)
     if isinstance(task, Regression) and family == "linear":

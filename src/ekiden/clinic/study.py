@@ -60,7 +60,8 @@ def drafted(holdings: Sequence[Holding], reading: Reading) -> str:
     raws: list[Raw] = []
     for holding in holdings:
         raws += holding.parts
-    first, least = raws[0], reading.min_count
+    first = raws[0]
+    least = reading.min_count
     columns = _features(raws, reading)
     roles = dict[str, tuple[str, ...]]()
     if first.targets or first.kind in (Images, Table):
@@ -169,7 +170,8 @@ def _sample_column(raw: Raw, reading: Reading) -> str:
 def _feature(name: str, raws: Sequence[Raw], reading: Reading) -> str:
     # whether a source has numbers, and dates
     kinds = set[tuple[bool, bool]]()
-    values, gaps = [], 0
+    values = []
+    gaps = 0
     for raw in raws:
         part = raw.images[name]
         gaps += part.null_count
@@ -182,7 +184,8 @@ def _feature(name: str, raws: Sequence[Raw], reading: Reading) -> str:
         raise UserError(
             f"column {name!r} holds numbers, dates or names, not alike in all sources: correct it"
         )
-    every, (numbers, dates) = np.concatenate(values), kinds.pop()
+    every = np.concatenate(values)
+    numbers, dates = kinds.pop()
     if numbers:
         text = _range(every[~np.isnan(every)], reading.min_count, dates=dates)
     else:
@@ -219,7 +222,8 @@ def _range(values: NDArray[np.float64], least: int, *, dates: bool = False) -> s
         text = _kind("number") + _entry("unit", '""', "in words")
     if len(values) < least:
         return text + _entry("# least", "0", "few rows: not said here")
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     if dates:
         text += _entry("least", string(f"{_year(low)}-01-01"))
         return text + _entry("most", string(f"{_year(high)}-12-31"))
@@ -264,7 +268,8 @@ def _categories(names: Counter[str], least: int, *, ordered: bool = False) -> st
     known = list(names)
     if not ordered:
         known.sort(key=natural)
-    rare, remark = [string(name) for name in known if names[name] < least], ""
+    rare = [string(name) for name in known if names[name] < least]
+    remark = ""
     if rare:
         remark = f"few rows: {', '.join(rare)}"
     return _kind("category") + _entry("categories", _listed(known), remark)
@@ -351,7 +356,8 @@ def _named(told: Sequence[ColumnSums]) -> dict[str, ColumnSums]:
 def survival(told: Sequence[ColumnSums]) -> curves.Compared | None:
     """Return the survival curves of the silos, if they tell any."""
     silos = _named(told)
-    given, without = {}, ""
+    given = {}
+    without = ""
     for name, one in silos.items():
         if one.followed is not None:
             given[name] = one.followed
@@ -389,7 +395,8 @@ def _of_client(client: ClientData, dataset: Dataset, times: Sequence[float]) -> 
     table = Table.of(dataset.inputs)
     parts = list(filter(len, (client.train, client.val, client.test)))
     x = torch.cat([part.x for part in parts]).double()
-    numbers, categories = x[:, : len(table.numeric)], x[:, table.numbers :]
+    numbers = x[:, : len(table.numeric)]
+    categories = x[:, table.numbers :]
     values = numbers.numpy() * np.array(table.scale) + np.array(table.centre)
     for place, name in enumerate(table.gaps, len(table.numeric)):
         values[x[:, place].numpy() > 0.5, table.numeric.index(name)] = np.nan

@@ -23,7 +23,8 @@ from ekiden.readers.kinds import Inputs, Table
 
 DOMAIN = "domain"  # the column whose subgroups are the domains of a data set
 CLIENT = "client"  # the column whose subgroups are the silos; every table has it
-MISSING, OTHER = "missing", "other"
+MISSING = "missing"
+OTHER = "other"
 # subgroups of a column
 _MOST = 100
 _TENTHS = 10
@@ -70,7 +71,8 @@ class Division:
             UserError: samples do not have such a column, or numbers have no bounds, or categories
                 have some.
         """
-        table, column = Table.of(inputs), self.column
+        table = Table.of(inputs)
+        column = self.column
         if column in table.numeric:
             if not self.bounds:
                 raise UserError(
@@ -120,7 +122,8 @@ class Division:
             assert domain is not None
             return domain
         at = table.numeric.index(self.column)
-        centre, scale = table.centre[at], table.scale[at]
+        centre = table.centre[at]
+        scale = table.scale[at]
         inner = (torch.tensor(self.bounds, dtype=torch.float64) - centre) / scale
         values = x[:, at].float().contiguous().cpu()
         found = torch.bucketize(values, inner.float(), right=True)
@@ -237,12 +240,14 @@ def table(
         total = sum(known.values(), torch.zeros(counting.size, dtype=torch.int64))
         left = whole.samples
         for name, numbers in known.items():
-            rest, others = total - numbers, None
+            rest = total - numbers
+            others = None
             if len(known) > 1:
                 others = figures(counting.task, counting.told(rest), wanted)
             own = figures(counting.task, counting.told(numbers), wanted)
             row = _subgroup(own, others, shares, intervals=intervals)
-            here, there = counting.split(numbers), counting.split(rest)
+            here = counting.split(numbers)
+            there = counting.split(rest)
             moved = shift(here.get("scores"), there.get("scores"))
             if moved is not None:
                 row.values["shift"] = moved
@@ -301,12 +306,14 @@ def _shown(
     found: Figures, shares: Mapping[str, bool], *, intervals: bool
 ) -> tuple[dict[str, float], dict[str, Interval]]:
     """Return the figures of a table of subgroups, and their intervals, if there are any."""
-    values, ends = dict(found.values), dict(found.intervals)
+    values = dict(found.values)
+    ends = dict(found.intervals)
     for one in found.thresholds:
         if one.rule == "chosen":
             values |= {"sensitivity": one.sensitivity, "specificity": one.specificity}
             ends |= one.intervals
-    shown, around = {}, {}
+    shown = {}
+    around = {}
     for name in shares:
         if name in values:
             shown[name] = values[name]
@@ -343,9 +350,11 @@ def cell(row: Mapping[str, Any], name: str, *, share: bool) -> str:
     """
     if name not in row["values"]:
         return "–"
-    scale, digits = 1, 3
+    scale = 1
+    digits = 3
     if share:
-        scale, digits = 100, 1
+        scale = 100
+        digits = 1
 
     def number(value: float, sign: str = "") -> str:
         return f"{scale * value:{sign}.{digits}f}"

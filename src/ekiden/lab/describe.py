@@ -50,7 +50,9 @@ class Description:
 
 def description(fed: FederatedData) -> Description:
     """Return what was understood of data."""
-    dataset, held, sizes = fed.dataset, counts(fed), _sizes(fed)
+    dataset = fed.dataset
+    held = counts(fed)
+    sizes = _sizes(fed)
     train, val, test = sizes.sum(axis=0)
     takes = dataset.inputs.takes(dataset.shape).removesuffix(".")
     subjects = (
@@ -114,7 +116,8 @@ def _range(dataset: Dataset) -> str:
 
 def _labels(dataset: Dataset) -> str:
     """Return the task, its classes or targets, and the commonest class."""
-    task, y = dataset.task, dataset.train.y
+    task = dataset.task
+    y = dataset.train.y
     names = listed(dataset.classes, _NAMED)
     if isinstance(task, Regression):
         return f"regression of {names}: {y.min().item():.4g} to {y.max().item():.4g}"
@@ -141,7 +144,9 @@ def counts(fed: FederatedData) -> NDArray[np.int64]:
     """
     if not fed.dataset.classes:
         return np.asarray(_sizes(fed)[:, :2].sum(axis=1, keepdims=True))
-    task, k, held = fed.dataset.task, len(fed.dataset.classes), []
+    task = fed.dataset.task
+    k = len(fed.dataset.classes)
+    held = []
     for client in fed.clients:
         both = task.counts(client.train.y, k) + task.counts(client.val.y, k)
         held.append(both.cpu().numpy())
@@ -160,7 +165,9 @@ def table(fed: FederatedData) -> RichTable:
     More than 12 classes are summarised by their number and the three largest. If there are more
     than 40 clients, the middle ones are left out.
     """
-    held, names, sizes = counts(fed), held_names(fed), _sizes(fed)
+    held = counts(fed)
+    names = held_names(fed)
+    sizes = _sizes(fed)
     out = RichTable("client", title=f"{_short(fed.dataset.name)}: {counted(len(held), 'client')}")
     columns = names
     if len(names) > WIDE:

@@ -82,7 +82,8 @@ def as_text(parts: Iterable[str | RichTable]) -> str:
     console = Console(file=StringIO(), width=160, markup=False, emoji=False, highlight=False)
     for part in parts:
         if isinstance(part, RichTable):
-            part.box, part.pad_edge = None, False
+            part.box = None
+            part.pad_edge = False
         console.print(part, soft_wrap=isinstance(part, str))
     return "\n".join(map(str.rstrip, console.file.getvalue().splitlines()))  # type: ignore[attr-defined]
 
@@ -95,7 +96,8 @@ def steps(run: Summary, clock: Timed | None = None) -> RichTable:
     for row in read_ledger(run.folder):
         moved[row["step"] + 1].append(f"{row['source']} → {row['target']} {size(row['bytes'])}")
     metric = headline(run)
-    value, worst = f"{metric.name}{metric.unit}", f"worst client{metric.unit}"
+    value = f"{metric.name}{metric.unit}"
+    worst = f"worst client{metric.unit}"
     columns = ["step", value, "loss", worst]
     # the result is not the clients' own network
     if any("parameters" in row for row in run.metrics):
@@ -136,7 +138,8 @@ def estimates(run: Summary) -> RichTable | None:
         names.insert(0, "output")
     figures = ("estimate", "error", "z", "p", "from", "to")
     table = table_of(*names, *figures, right=figures)
-    table.title, table.title_justify = "coefficients, 95 % intervals", "left"
+    table.title = "coefficients, 95 % intervals"
+    table.title_justify = "left"
     for one in found:
         named = (one.output, one.column)[-len(names) :]
         numbers = (one.estimate, one.error, one.statistic, one.p, one.low, one.high)
@@ -155,7 +158,8 @@ def cohort(lines: "Sequence[CohortLine]") -> RichTable:
     """Return table one: mean (standard deviation) of numbers, rows (share) of categories."""
     silos = list(lines[0].silos)
     table = table_of("column", *silos, right=silos)
-    table.title, table.title_justify = "mean (standard deviation), or rows (share)", "left"
+    table.title = "mean (standard deviation), or rows (share)"
+    table.title_justify = "left"
     rows, *others = lines
     table.add_row(rows.column, *(f"{cell.count:,}" for cell in rows.silos.values()))
     for line in others:
@@ -176,7 +180,8 @@ def survival(found: "Compared") -> RichTable:
         test += f" ({low:.3g} to {high:.3g}, by when rows were last seen between two times)"
     names = (found.name, *found.curves)
     table = table_of(*names, right=names)
-    table.title, table.caption = "survival %, 95 % interval, how far off it can be", test
+    table.title = "survival %, 95 % interval, how far off it can be"
+    table.caption = test
     table.title_justify = table.caption_justify = "left"
     every = set[float]()
     for curve in found.curves.values():
@@ -216,13 +221,16 @@ def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> 
     compute. The best value for the same data is bold.
     """
     groups = [list(seeds.values()) for seeds in grouped(summaries).values()]
-    every, metrics = list(chain(*groups)), {}
+    every = list(chain(*groups))
+    metrics = {}
     for run in filter(attrgetter("metrics"), every):
         metric = headline(run)
         metrics[metric.name] = metric
-    named, unit = "headline metric", ""
+    named = "headline metric"
+    unit = ""
     if not metrics:
-        named, unit = "accuracy", " %"
+        named = "accuracy"
+        unit = " %"
     elif len(metrics) == 1:
         ((named, metric),) = metrics.items()
         unit = metric.unit
@@ -233,15 +241,18 @@ def comparison(summaries: Iterable[Summary], devices: Devices | None = None) -> 
     if devices:
         columns += ["simulated time", "computing"]
     table = table_of("method", "data", *columns, right=columns)
-    table.title, table.title_justify = f"{named} on the union of all clients' test data", "left"
+    table.title = f"{named} on the union of all clients' test data"
+    table.title_justify = "left"
     rows = compared(every, devices)
-    best, methods = {}, Counter[str]()
+    best = {}
+    methods = Counter[str]()
     for row in sorted(rows, key=_worth):
         best[row["data"], row["metric"]] = row["mean"]
         methods[row["data"]] += 1
     for row, group in zip(rows, groups, strict=True):
         done = [run for run in group if run.finished]
-        name, data = row["method"], row["data"]
+        name = row["method"]
+        data = row["data"]
         if row["diverged"]:
             name += f", {row['diverged']} of {len(done)} diverged"
         if not done:

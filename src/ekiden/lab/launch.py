@@ -144,7 +144,8 @@ class Lines:
             self._total[run] = event.total
             self._print(run, counted(event.total, "step"))
         elif event.step is not None and event.step != self._step[run]:
-            self._step[run], total = event.step, self._total[run]
+            self._step[run] = event.step
+            total = self._total[run]
             every = max(1, -(-total // _MOST_LINES))
             if event.step % every == 0 or event.step == total:
                 words = (f"step {event.step} of {total}", event.text)
@@ -194,9 +195,11 @@ def execute(
 def free_folder(parent: Path, name: str) -> Path:
     """Return the first of parent/name, parent/name-2, ... that does not exist."""
     name = re.sub(r"[^\w.-]+", "-", name)
-    folder, k = parent / name, 2
+    folder = parent / name
+    k = 2
     while folder.exists():
-        folder, k = parent / f"{name}-{k}", k + 1
+        folder = parent / f"{name}-{k}"
+        k = k + 1
     return folder
 
 
@@ -305,7 +308,8 @@ def _follow(run: int, job: LaunchedRun, report: Report, children: _Children) -> 
     process = context.Process(target=_child, args=(run, job, theirs))
     children.start(process)
     theirs.close()
-    outcome, begun = None, False
+    outcome = None
+    begun = False
     while True:
         try:
             event = ours.recv()
@@ -340,7 +344,8 @@ def _child(run: int, job: LaunchedRun, to: "Connection[Any, Any]") -> None:
     try:
         outcome = _guarded(run, job, to.send)
     except Exception as error:
-        line, hint = " ".join(str(error).split()), "is this a bug?"
+        line = " ".join(str(error).split())
+        hint = "is this a bug?"
         if job.folder.exists():
             hint = f"`ekiden resume {job.folder}` shows where"
         outcome = RunEnd(run, job.folder, f"{type(error).__name__}: {line} ({hint})")
@@ -352,10 +357,12 @@ class Board:
 
     def __init__(self, console: Console, names: Sequence[str]) -> None:
         """Start with no run begun."""
-        self._console, self._names = console, names
+        self._console = console
+        self._names = names
         # bar and start of each run that goes on
         self._running: dict[int, tuple[TaskID, float]] = {}
-        self._done, self._began = 0, time.monotonic()
+        self._done = 0
+        self._began = time.monotonic()
         self.progress = bars(console)
         self._all = self.progress.add_task("", total=len(names), name="all runs", text="")
 
@@ -376,7 +383,8 @@ class Board:
         del self._running[event.run]
         self.progress.remove_task(bar)
         self._done += 1
-        waiting, left = len(self._names) - self._done, ""
+        waiting = len(self._names) - self._done
+        left = ""
         if waiting:
             left = f"about {duration((now - self._began) / self._done * waiting)} left"
         self.progress.update(self._all, completed=self._done, text=left)
@@ -399,7 +407,8 @@ class Command:
     """What a job executes. submitit stores it by pickle, so it holds texts only."""
 
     def __init__(self, words: Sequence[str], place: str) -> None:
-        self._words, self._place = tuple(words), place
+        self._words = tuple(words)
+        self._place = place
         self._child: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> int:
@@ -445,7 +454,8 @@ def submit(
     import submitit
 
     require_extra("submitit", f"--on {place}", "submitit")
-    out, track = jobs[0].folder.parent, jobs[0].track
+    out = jobs[0].folder.parent
+    track = jobs[0].track
     command = [sys.executable, "-m", "ekiden", "sweep", str(file), "--budget", budget]
     command += ["--device", device, "--out", str(out)]
     if track:
@@ -520,7 +530,8 @@ def _error(folder: Path, job: Any) -> str:
             return ""
     except UserError as error:
         return str(error)
-    log, said = job.paths.stderr, ["no output"]
+    log = job.paths.stderr
+    said = ["no output"]
     if log.exists():
         said += filter(str.strip, log.read_text(errors="replace").splitlines())
     # The last line, or the last one that the command itself says.

@@ -81,7 +81,8 @@ class Home:
         *values: bytes,
     ) -> TaskDone:
         """Do a task."""
-        method, store = self._start.setup.method, self._store(client)
+        method = self._start.setup.method
+        store = self._store(client)
         kinds, _ = payload_types(method, task)
         given = dict(zip(foreign, values, strict=True))
 
@@ -169,7 +170,9 @@ class OnRay:
                 f"homes is {homes}: give 1 or more, or leave it out for one for each CPU of the "
                 "cluster"
             )
-        self._address, self._count, self._joined = address, homes, False
+        self._address = address
+        self._count = homes
+        self._joined = False
         self._options: dict[str, Any] = {
             "num_cpus": 0,
             "scheduling_strategy": "SPREAD",
@@ -191,7 +194,8 @@ class OnRay:
                 raise UserError(
                     f"this process is connected to the Ray cluster at {at}: leave out {self._address}"
                 )
-        have, share = ray.cluster_resources(), float(self._options.get("num_gpus", 0))
+        have = ray.cluster_resources()
+        share = float(self._options.get("num_gpus", 0))
         count = min(self._count or max(1, int(have.get("CPU", 1))), len(start.clients))
         if share:
             fit = int(have.get("GPU", 0) // share)
@@ -248,7 +252,8 @@ class OnRay:
                 while len(self._homes) < count:
                     self._homes.append(make())
                 began = [(home, home.begin.remote(about, mark)) for home in self._homes[:count]]
-                dead, why = [], ""
+                dead = []
+                why = ""
                 for home, beginning in began:
                     if death := _death(beginning):
                         dead.append(home)
@@ -270,7 +275,8 @@ class _Ray(Transport):
     """A transport whose clients are in homes."""
 
     def __init__(self, start: Start, homes: list[Any]) -> None:
-        self._start, self._homes = start, homes
+        self._start = start
+        self._homes = homes
         self._places = {client: i % len(homes) for i, client in enumerate(start.clients)}
         # tasks of this step
         self._running: dict[Ref[Any], Any] = {}
@@ -355,7 +361,10 @@ class _Ray(Transport):
 
     def settle(self) -> None:
         self._each(self._touched, self._live, lambda home, its: home.settle.remote(its))
-        self._touched, self._done, self._moved, self._given = set(), {}, {}, {}
+        self._touched = set()
+        self._done = {}
+        self._moved = {}
+        self._given = {}
 
     def _each(
         self, clients: Iterable[str], keys: Keys, ask: Callable[[Any, Keys], Any]

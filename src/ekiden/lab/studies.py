@@ -91,7 +91,10 @@ class Study(Mapping[str, tuple[Result, ...]]):
         rows = []
         for label, results in self.items():
             metric = task_in(results[0].config).headline
-            scores, gaps, guesses, sent = [], [], [], []
+            scores = []
+            gaps = []
+            guesses = []
+            sent = []
             for result, rival in zip(results, other, strict=True):
                 scores.append(metric.scale * result.score)
                 gaps.append(metric.scale * (result.score - rival.score))
@@ -151,7 +154,8 @@ class Study(Mapping[str, tuple[Result, ...]]):
                 raise unknown("number", name, frame.columns)
         for label, rows in frame.dropna(subset=[metric]).groupby("method", sort=False):
             steps = rows.groupby("step")
-            across, middle = steps[x].mean(), steps[metric].mean()
+            across = steps[x].mean()
+            middle = steps[metric].mean()
             width = steps[metric].std().fillna(0)
             (line,) = axes.plot(across, middle, label=label)
             colour = line.get_color()
@@ -252,7 +256,9 @@ def study(  # noqa: D417  (there are no others)
         )
     for name in others:
         raise no_argument(name, list(signature(study).parameters.keys() - {"others"}), methods[0])
-    whole, grid, training = _checked_seeds(seeds), grid or {}, training or Training()
+    whole = _checked_seeds(seeds)
+    grid = grid or {}
+    training = training or Training()
     base = [as_method(method, data) for method in methods]
     _check_grid(grid, [*base, training])
     tried = {}
@@ -337,7 +343,8 @@ class _Results:
         found = []
         for seed, silos in self.divided.items():
             self.advance(f"{name}, seed {seed}", self.done)
-            folder, given = None, silos
+            folder = None
+            given = silos
             if self.place is not None:
                 named = re.sub(r"[^\w.=+/-]+", "-", name)
                 folder = self.place / f"{named}-seed{seed}"
@@ -353,7 +360,8 @@ class _Results:
         # nothing to choose
         if len(candidates) == 1:
             return candidates[0]
-        chosen, best = candidates[0], nan
+        chosen = candidates[0]
+        best = nan
         for one in candidates:
             results = self(f"tuning/{label}-{','.join(_named(one.settings))}", one, tune=True)
             metric = task_in(results[0].config).headline
@@ -365,7 +373,8 @@ class _Results:
                 values.append(value)
             score = metric.signed(mean(values))
             if better(score, best):
-                chosen, best = one, score
+                chosen = one
+                best = score
         if isnan(best):
             raise UserError(
                 f"{label}: no setting of the grid has a defined {metric.name} on validation data: "
@@ -383,7 +392,8 @@ def _grid(
     choices = []
     for values in product(*own.values()):
         settings = dict(zip(own, values, strict=True))
-        hyper, rest = {}, dict(settings)
+        hyper = {}
+        rest = dict(settings)
         for name in settings.keys() & _names(method):
             hyper[name] = rest.pop(name)
         one = _Candidate(settings, replace(method, **hyper), replace(training, **rest))

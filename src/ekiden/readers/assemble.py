@@ -144,7 +144,8 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
     Without `test`, the test part of all sources, 20 % of each source that has none is held out,
     evenly from all (domain, group, label).
     """
-    like, reading = asked.like, asked.reading
+    like = asked.like
+    reading = asked.reading
     raws, owned = _parts_of(holdings, test)
     _refuse_mixtures(raws)
     raws = [_with_masks(raw, asked) for raw in _without_owners(raws, asked.without)]
@@ -162,10 +163,8 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
     domain, domains = owners("domain", raws, asked.domains)
     group, groups = owners("group", raws)
     if silos:
-        groups, group = (
-            silos,
-            [_silo_of(raw, name, silos) for raw, name in zip(raws, owned, strict=True)],
-        )
+        groups = silos
+        group = [_silo_of(raw, name, silos) for raw, name in zip(raws, owned, strict=True)]
     elif reading.group_column:
         groups = _names_of_silos(groups)
     else:
@@ -214,7 +213,8 @@ def assemble(holdings: Sequence[Holding], asked: AskedData, test: Raw | None = N
 
 def _parts_of(holdings: Sequence[Holding], test: Raw | None) -> tuple[list[Raw], list[str]]:
     """Return the parts of all sources and the silo of each; "" without one."""
-    raws, owned = list[Raw](), list[str]()
+    raws = list[Raw]()
+    owned = list[str]()
     for holding in holdings:
         raws += holding.parts
         owned += [holding.name] * len(holding.parts)
@@ -278,7 +278,8 @@ def _encoded(
         different = sides[:1]
     x, kind = first.kind.assembled([*map(_raws, different)], wanted)
     encoded = [_together(each, side, outputs) for each, side in zip(x, different, strict=True)]
-    train, test = encoded[0], encoded[-1]
+    train = encoded[0]
+    test = encoded[-1]
     if isinstance(task, LanguageModelling) and not first.given:
         tokens = cast(Tokens, kind)
         task = replace(task, vocabulary=tokens.vocabulary)
@@ -314,7 +315,8 @@ def _sides(
     given = iter(pieces)
     sources = [[*islice(given, len(holding.parts))] for holding in holdings]
     divided = iter(_held_out([parts[0] for parts in sources if len(parts) == 1], task))
-    train, test = list[_Piece](), list[_Piece]()
+    train = list[_Piece]()
+    test = list[_Piece]()
     for parts in sources:
         own, held = parts if len(parts) == 2 else next(divided)
         train.append(own)

@@ -103,7 +103,8 @@ def _load(path: Path) -> tuple[Dataset, list[str]] | None:
             for name, about in described.items():
                 part, _, field = name.partition(".")
                 first, end = about["data_offsets"]
-                at, shape = begin + first, tuple(about["shape"])
+                at = begin + first
+                shape = tuple(about["shape"])
                 dtype = next(kind for kind, text in files.DTYPES.items() if text == about["dtype"])
                 if end - first >= files.LARGE and dtype == torch.uint8:
                     parts[part][field] = files.Place(path, at, shape).open()

@@ -83,7 +83,8 @@ _DIGIT_FIRST = r"^\P{L}*\p{N}"
 """a digit, and no letter before it, as in 45%, 10:30, 12 mg, 60-69"""
 
 # labels of one of several columns
-_YES, _NO = ("true", "yes"), ("false", "no")
+_YES = ("true", "yes")
+_NO = ("false", "no")
 _STANDS_FOR_MISSING = re.compile(r"-[1-9]|-?(7{2,}|8{2,}|9{2,}(\.9+|\.25)?)|-32768|-2147483648")
 
 Floats = NDArray[np.float64]
@@ -245,11 +246,13 @@ class Cells:
         """
         import pyarrow as pa
 
-        arrays, fields = [], []
+        arrays = []
+        fields = []
         for name in columns:
             column = self._table[name]
             if name in categorical or pa.types.is_dictionary(column.type):
-                array, written = self.names(name), ""
+                array = self.names(name)
+                written = ""
             elif name in self._texts:
                 array, written = self._of_text(name, strict=name in numeric)
             else:
@@ -267,7 +270,8 @@ class Cells:
         text = self._texts[name]
         if dates:
             return np.array(text.spread(~text.dated, False), dtype=bool)
-        fits, bits = text.numbers[self.decimal], text.like("^[01]$")
+        fits = text.numbers[self.decimal]
+        bits = text.like("^[01]$")
         # among 0 and 1 only, true and false are numbers as well
         if not (fits & ~bits).any():
             fits = fits | text.like("^(?i:true|false)$")
@@ -412,7 +416,8 @@ class Cells:
                 f"the label {name!r} of {self._source} holds numbers, but also text "
                 f"({text.shown(~number)}): correct it, or leave such rows out"
             )
-        whole, longest = text.like(_WHOLE).all(), max(map(len, text.texts))
+        whole = text.like(_WHOLE).all()
+        longest = max(map(len, text.texts))
         if len(text.cells) > _MANY:
             self._refuse_almost_numbers(name, text, "write plain numbers")
         if (
@@ -495,7 +500,8 @@ class Cells:
         only: dict[str, tuple[str, str]] = {}
         open_: tuple[str, str] | None = None
         for name, text in self._texts.items():
-            point, comma = text.numbers["."], text.numbers[","]
+            point = text.numbers["."]
+            comma = text.numbers[","]
             if text.share(point | comma) < 0.5:
                 continue
             for sign, which in ((".", point & ~comma), (",", comma & ~point)):
@@ -573,7 +579,8 @@ class Cells:
         import pyarrow as pa
 
         column = self._table[name].combine_chunks()
-        kind, what = column.type, f"column {name!r} of {self._source}"
+        kind = column.type
+        what = f"column {name!r} of {self._source}"
         if pa.types.is_null(kind):
             return column, ""
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
@@ -625,7 +632,8 @@ class Cells:
         self, name: str, text: _Text, which: NDArray[np.bool_], kind: str, *, strict: bool
     ) -> None:
         """Refuse a column that holds numbers (or dates) with a few other texts."""
-        odd, share = ~which, text.share(which)
+        odd = ~which
+        share = text.share(which)
         several = which.sum() > _MANY and 2 * odd.sum() <= which.sum()
         if not which.any() or which.all() or not (share >= 0.5 or several):
             return
@@ -697,7 +705,8 @@ def warn_of_marks(values: Floats, what: str, *, dates: bool = False) -> None:
     # of fewer values nobody can say what is far from them
     if len(rest) < 5:
         return
-    low, high = float(rest[0]), float(rest[-1])
+    low = float(rest[0])
+    high = float(rest[-1])
     # below all other numbers, a quarter of their range is far: hardly anything is measured there
     below = (high - low) / 4
     if dates:

@@ -279,7 +279,8 @@ def samples(table: Any, source: str, reading: Reading, usual: Columns) -> Raw:
         )
     domain = reading.domain_column or _usual_owner(table, usual.domain, "domain", reading)
     group = reading.group_column or _usual_owner(table, usual.group, "group", reading)
-    subject, time = reading.subject_column, reading.time_column
+    subject = reading.subject_column
+    time = reading.time_column
     for name in (subject, time):
         if name in targets:
             raise UserError(

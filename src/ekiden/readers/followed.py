@@ -48,23 +48,30 @@ class Followed(Checked):
         """
         none = (0,) * len(times)
         grid = np.array(Followed(tuple(times), none, none, none, 0).times, dtype=np.float64)
-        place, event = np.searchsorted(grid, y[:, 0]), y[:, 1] > 0
+        place = np.searchsorted(grid, y[:, 0])
+        event = y[:, 1] > 0
         exact = np.isin(y[:, 0], grid)
         each = [
             np.bincount(place[rows], minlength=len(grid) + 1).tolist()
             for rows in (event, ~event & ~exact, ~event & exact)
         ]
         kept = list[tuple[float, int, int, int]]()
-        left, events, before = len(y), 0, 0
+        left = len(y)
+        events = 0
+        before = 0
         for time, with_event, inside, at in zip(grid.tolist(), *each, strict=False):
-            events, before = events + with_event, before + inside
+            events = events + with_event
+            before = before + inside
             told = at
             if at < least:
-                before, told = before + at, 0
+                before = before + at
+                told = 0
             after = left - events - before - told
             if not any(0 < n < least for n in (events, before, told, after)):
                 kept.append((time, events, before, told))
-                left, events, before = after, 0, 0
+                left = after
+                events = 0
+                before = 0
             else:
                 before += told
         if left < least:

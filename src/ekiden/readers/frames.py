@@ -19,14 +19,14 @@ from ekiden.core.base.memory import limited
 from ekiden.readers.cells import DELIMITER, is_text
 from ekiden.readers.undecoded import composed, named_twice
 
-_INDEX, _NOT_READ = "the index", "of a frame is not read: make it a column by frame.reset_index()"
+_INDEX = "the index"
+_NOT_READ = "of a frame is not read: make it a column by frame.reset_index()"
 # of a Parquet file: 8 GB of numbers, 16 GB of texts and images
-_MOST_VALUES, _MOST_BYTES = (
-    1 << 30,
-    1 << 34,
-)
+_MOST_VALUES = 1 << 30
+_MOST_BYTES = 1 << 34
 # Arrow's allocator takes 1 GB at once, for the first cell.
-_ROOM, _UNPACKED = 2 << 30, 64
+_ROOM = 2 << 30
+_UNPACKED = 64
 """bytes that a file of any size may take in memory, and how many for each byte of it: tables of few
 different values take 20"""
 _READING = Lock()
@@ -340,7 +340,8 @@ def _unlike_the_header(path: Path, width: int) -> Iterator[None]:
         found = re.search(r"Row #(\d+): Expected \d+ columns, got (\d+)", str(error))
         if not found:
             raise
-        row, cells = int(found[1]) - 2, counted(int(found[2]), "cell")
+        row = int(found[1]) - 2
+        cells = counted(int(found[2]), "cell")
         above = "remove lines above the header, or " * (row < 2)
         raise UserError(
             f"{path} has {cells} in {row_text(row)}, and its header names "

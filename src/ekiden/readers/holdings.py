@@ -55,7 +55,8 @@ def find(path: Path) -> list[Path]:
         return [path]
     there = {part.name.lower(): part for part in sorted(path.iterdir())}
     for suffix in (*READABLE, ""):
-        train, test = f"train{suffix}", f"test{suffix}"
+        train = f"train{suffix}"
+        test = f"test{suffix}"
         if train in there:
             return [there[part] for part in (train, test) if part in there]
     return [path]
@@ -91,7 +92,8 @@ def walked(root: Path, reading: Reading) -> tuple[list[tuple[str, Path]], Counte
     extension.
     """
     kind = columns.kind_of(reading)
-    found, left = list[tuple[str, Path]](), Counter[str]()
+    found = list[tuple[str, Path]]()
+    left = Counter[str]()
     for file in files_below(root):
         inside = file.relative_to(root)
         if kind.is_file(file):
@@ -137,7 +139,8 @@ def _beside(table: Path, reading: Reading, usual: columns.Columns) -> list[str]:
     """
     import pyarrow as pa
 
-    suffix, cells = table.suffix.lower(), list[Any]()
+    suffix = table.suffix.lower()
+    cells = list[Any]()
     if suffix in arrays.SUFFIXES:
         return []
     try:
@@ -193,7 +196,8 @@ def _paths(file: Any, name: str) -> list[Any]:
 
 def read(root: Path, reading: Reading) -> Raw:
     """Read a folder of class folders or domain/class folders, in which each file is a sample."""
-    (found, left), kind = walked(root, reading), columns.kind_of(reading)
+    found, left = walked(root, reading)
+    kind = columns.kind_of(reading)
     if not found and kind.suffixes:
         raise UserError(
             f"{root} holds no {kind.words} ({', '.join(kind.suffixes)}): put files into class "
@@ -214,7 +218,8 @@ def read(root: Path, reading: Reading) -> Raw:
             f"{root} must hold {kind.words} in class folders (cat/1.png) or all in domain/class "
             f"folders (photo/cat/1.png); found {len(found)} {kind.words} {where}."
         )
-    above, domain = np.array(folders), None
+    above = np.array(folders)
+    domain = None
     if levels == {2}:
         domain = above[:, 0]
         named = {name for name in np.unique(domain).tolist() if name.lower() in PARTS}
@@ -234,7 +239,8 @@ def read(root: Path, reading: Reading) -> Raw:
 def check_class_folders(parts: Sequence[Path], reading: Reading) -> None:
     """Refuse folders of tables, and a class or domain without any image: its name would vanish."""
     folders = list(filter(Path.is_dir, parts))
-    images, tables = list[tuple[str, Path]](), list[str]()
+    images = list[tuple[str, Path]]()
+    tables = list[str]()
     for part in folders:
         images += walked(part, reading)[0]
         tables += [path.name for path in part.iterdir() if path.suffix in frames.SUFFIXES]
@@ -319,7 +325,8 @@ def _raw(x: Tensor, y: Any, what: str, classes: tuple[str, ...] = ()) -> Raw:
             raise UserError(
                 f"{what} holds {y.dtype} as labels: give integers, numbers or names"
             ) from None
-        label, tokens = numbers.numpy(), isinstance(inferred(numbers, x), LanguageModelling)
+        label = numbers.numpy()
+        tokens = isinstance(inferred(numbers, x), LanguageModelling)
     x = x.long() if tokens else _inputs(x, what)
     if len(label) != len(x):
         raise UserError(
@@ -538,7 +545,8 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
     """Take samples, labels and owners out of arrays, by their names."""
     import pyarrow as pa
 
-    sample, labels = reading.array_column or "x", reading.label_column or ("y", "label")
+    sample = reading.array_column or "x"
+    labels = reading.label_column or ("y", "label")
     label = next((name for name in labels if name in found), labels[0])
     named = (
         reading.group_column,
@@ -552,7 +560,8 @@ def _of_arrays(found: dict[str, NDArray[Any]], source: str, reading: Reading) ->
             raise UserError(
                 f"{source} has no array {name!r}{wanted.get(name, '')}: it has {', '.join(found)}"
             )
-    x, y = found[sample], found[label]
+    x = found[sample]
+    y = found[label]
     if y.dtype.kind in "SO":
         raise UserError(f"labels in {source} are {y.dtype}: write them as integers, numbers or str")
     if y.dtype.kind in "iub":
@@ -624,7 +633,8 @@ def named_silos(given: Sequence[str]) -> dict[str, Path]:
 
 def _silos_in(folder: Path) -> list[Path]:
     """Return the folders and files of silos in a folder, and name other files."""
-    found, left = list[Path](), list[str]()
+    found = list[Path]()
+    left = list[str]()
     for part in sorted(folder.iterdir(), key=lambda part: natural(part.stem)):
         if part.name.startswith(_HIDDEN) or part.name in _CLUTTER:
             continue

@@ -95,7 +95,8 @@ class DealtUnits:
         self.sizes = np.bincount(unit)
         # number of units
         self.count = len(self.sizes)
-        self._unit, self._rows = unit, rows[np.argsort(unit, kind="stable")]
+        self._unit = unit
+        self._rows = rows[np.argsort(unit, kind="stable")]
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)])
 
     def rows(self, units: Rows) -> Rows:
@@ -228,7 +229,8 @@ def _whole(share: float, silo: Rows, unit: Rows, strata: Rows, some: bool) -> Ma
     count = int(unit.max()) + 1
     # of each unit, by silo
     rows = defaultdict[int, Counter[int]](Counter)
-    kinds, needed = defaultdict[int, set[int]](set), defaultdict[int, set[tuple[str, int]]](set)
+    kinds = defaultdict[int, set[int]](set)
+    needed = defaultdict[int, set[tuple[str, int]]](set)
     for s, u, kind in zip(silo.tolist(), unit.tolist(), strata.tolist(), strict=True):
         rows[u][s] += 1
         kinds[u].add(kind)
@@ -301,7 +303,8 @@ def hold_out(
     if not held.any() or held.all():
         if "time" in known:
             latest = known["time"]
-            few, needed = "", "a silo needs two or more"
+            few = ""
+            needed = "a silo needs two or more"
             if "subject" in known:
                 latest = _latest(numbered(known["subject"]), latest)
                 few = " at which subjects were last seen"

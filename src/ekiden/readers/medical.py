@@ -18,7 +18,8 @@ from ekiden.core.base.outside import require_extra
 from ekiden.readers import raster
 from ekiden.readers.raster import Loaded, Look, chosen, split
 
-DICOM, NIFTI = (".dcm", ".dicom"), (".nii", ".nii.gz")
+DICOM = (".dcm", ".dicom")
+NIFTI = (".nii", ".nii.gz")
 _MAGIC = slice(128, 132)
 # cosine of 30 degrees
 _OBLIQUE = 0.866
@@ -156,7 +157,8 @@ def mask(item: Path, image: Any) -> NDArray[Any]:
         raise UserError(
             "a mask is a NIfTI file if its image is one, otherwise a PNG or TIFF file: convert it"
         )
-    labels, volume = _Volume(path), _Volume(beside)
+    labels = _Volume(path)
+    volume = _Volume(beside)
     if number not in (None, wanted):
         raise UserError(
             f"it names slice {number}, which its image {image.name} does not: name the same for "
@@ -237,7 +239,8 @@ class _Volume:
         return Look(size, colour, pages, self.doubt, self.spacing, _PLANES[self.across])
 
     def load(self, number: int | None) -> Loaded:
-        cut, count = int(self.stored[self.across]), self.shape[self.across]
+        cut = int(self.stored[self.across])
+        count = self.shape[self.across]
         place = chosen(count, number, "slice")
         index: list[Any] = [slice(None)] * 3 + [0] * (len(self.file.shape) - 3)
         index[cut] = count - 1 - place if self.mirrored[self.across] else place
@@ -303,7 +306,8 @@ def _dicom(data: Any, number: int | None) -> Loaded:
             f"its pixels are compressed as {syntax.name}, and no installed package decodes them: "
             "pip install pylibjpeg[all], or convert it to Explicit VR Little Endian"
         ) from error
-    shown, bits = data.get("PhotometricInterpretation"), int(data.get("BitsStored") or 0)
+    shown = data.get("PhotometricInterpretation")
+    bits = int(data.get("BitsStored") or 0)
     if bits and data.get("HighBit") not in (None, bits - 1):
         raise UserError(
             f"{bits} bits are stored, and the highest is number {data.HighBit}: shift them to the "

@@ -40,7 +40,8 @@ class ColumnMoments:
         """Return the moments of (n,) float64 values."""
         if not len(values):
             return ColumnMoments()
-        low, high = float(values.min()), float(values.max())
+        low = float(values.min())
+        high = float(values.max())
         if max(-low, high) > LARGEST:
             most = max(low, high, key=abs)
             raise UserError(f"{what} holds {most:g}: no number may be above {LARGEST:g}")
@@ -203,7 +204,10 @@ def told_by(client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -
     """
     if times and not isinstance(dataset.task, Survival):
         raise UserError("times at which survival is shown need --task=survival: leave them out")
-    least, moments, missing, categories = dataset.least, {}, {}, {}
+    least = dataset.least
+    moments = {}
+    missing = {}
+    categories = {}
 
     def told(values: Numbers, what: str) -> ColumnMoments:
         if len(values) < least:
@@ -215,7 +219,8 @@ def told_by(client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -
             values = np.full_like(values, different[counts.argmax()])
         return ColumnMoments.of(values, what)
 
-    labels, table = client.train.y, Table.of(dataset.inputs)
+    labels = client.train.y
+    table = Table.of(dataset.inputs)
     rows = np.empty((0, 0))
     if table.numeric or table.categorical:
         rows = client.train.x.numpy()

@@ -56,7 +56,8 @@ def divide(train_keys: Tensor, rows: Sequence[Rows], test_keys: Tensor) -> list[
     )
     train, test = np.split(codes, [len(train_keys)])
     clients = np.arange(len(rows))
-    client, key_of = np.repeat(clients, [*map(len, rows)]), train[np.concatenate(rows)]
+    client = np.repeat(clients, [*map(len, rows)])
+    key_of = train[np.concatenate(rows)]
     sizes = np.zeros(len(rows), dtype=np.int64)
     owner = np.zeros(len(test), dtype=np.int64)
     orphans = [np.empty(0, dtype=np.int64)]
@@ -251,7 +252,8 @@ class Dirichlet(Checked):
 
     def deal(self, dataset: Dataset, rows: Rows, clients: int, rng: Generator) -> list[Rows]:
         """Return which of some training rows each client holds."""
-        n, units = len(rows), DealtUnits(dataset.train, rows)
+        n = len(rows)
+        units = DealtUnits(dataset.train, rows)
         if n >= clients * self.min_size:
             labels = units.commonest(numpy(dataset.strata(dataset.train))[rows])
             classes = [np.flatnonzero(labels == c) for c in np.unique(labels)]
@@ -328,7 +330,8 @@ class Domains:
             )
         # names() has checked this
         assert dataset.train.domain is not None
-        domain, pieces = numpy(dataset.train.domain), list[list[Rows]]()
+        domain = numpy(dataset.train.domain)
+        pieces = list[list[Rows]]()
         for name in names:
             rows = np.flatnonzero(domain == dataset.domains.index(name))
             pieces.append(self._pieces(dataset, rows, clients // len(names), rng))
@@ -381,7 +384,8 @@ class Pathological(Checked):
         units = DealtUnits(dataset.train)
         labels = units.commonest(numpy(dataset.strata(dataset.train)))
         present = np.unique(labels)
-        k, n = self.classes_per_client, len(present)
+        k = self.classes_per_client
+        n = len(present)
         if k > n or k * clients < n:
             raise UserError(
                 f"{self} cannot give all {n} classes to {clients} clients: "
@@ -431,7 +435,8 @@ class Natural:
         deal = np.arange(clients)
         if clients < len(sizes):
             deal = rng.permutation(len(sizes))
-        found, held = list[Rows](), list[str]()
+        found = list[Rows]()
+        held = list[str]()
         for k in range(clients):
             dealt = deal[k::clients].tolist()
             found.append(rng.permutation(np.concatenate([owners[owner] for owner in dealt])))
@@ -476,7 +481,8 @@ def parse(text: str) -> Partition:  # noqa: PLR0911  (one spelling, one return)
             case "classes", [k]:
                 return Pathological(int(k))
             case "domains", [*order, "dirichlet", _] | [*order, "dirichlet", _, _]:
-                whole, skew = parse(":".join([kind, *order])), parse(":".join(values[len(order) :]))
+                whole = parse(":".join([kind, *order]))
+                skew = parse(":".join(values[len(order) :]))
                 if isinstance(whole, Domains) and isinstance(skew, Dirichlet):
                     return Domains(whole.order, skew)
             case "domains", []:
@@ -528,15 +534,18 @@ def split(
     if clients is None:
         clients = _default_clients(dataset, partition)
     mixed = isinstance(partition, Iid | Dirichlet | Pathological)
-    n, noun = len(dataset.train), "training samples"
+    n = len(dataset.train)
+    noun = "training samples"
     if mixed and dataset.train.subject is not None:
-        n, noun = DealtUnits(dataset.train).count, "subjects"
+        n = DealtUnits(dataset.train).count
+        noun = "subjects"
     if clients < 1 or clients > n:
         raise UserError(f"{clients} clients cannot share {n} {noun}: take from 1 to {n} clients.")
     if seed < 0:
         raise UserError(f"seed must be 0 or more; it is {seed}.")
     if dataset.groups and dataset.train.group is not None and not isinstance(partition, Natural):
-        several, named = counted(len(dataset.groups), "natural owner"), listed(dataset.groups)
+        several = counted(len(dataset.groups), "natural owner")
+        named = listed(dataset.groups)
         tell(
             f"{partition} mixes the rows of {several} ({named}): use natural to keep what each "
             "owner holds"
@@ -592,7 +601,8 @@ def _default_clients(dataset: Dataset, partition: Partition) -> int:
 
 def _keys(dataset: Dataset, partition: Partition) -> tuple[Tensor, Tensor]:
     """Return keys of training and test rows; rows with the same key belong to the same clients."""
-    train, test = dataset.train, dataset.test
+    train = dataset.train
+    test = dataset.test
     if isinstance(partition, Domains) and train.domain is not None and test.domain is not None:
         return train.domain, test.domain
     if isinstance(partition, Natural) and train.group is not None and test.group is not None:

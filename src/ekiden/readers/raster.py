@@ -96,7 +96,8 @@ _LATE = (
     b"zTXt",
 )
 # tags of TIFF
-_SUBFILE, _PHOTOMETRIC = 254, 262
+_SUBFILE = 254
+_PHOTOMETRIC = 262
 # bits of _SUBFILE
 _PREVIEW_OR_MASK = 5
 _GREY = frozenset({"1", "L", "LA", "La", "I", "F"})
@@ -204,7 +205,8 @@ def _pages(image: Image.Image) -> list[int]:
         return [0]
     if image.format != "TIFF":
         return list(range(count))
-    place, found = image.tell(), []
+    place = image.tell()
+    found = []
     for page in range(count):
         image.seek(page)
         if not int(image.tag_v2.get(_SUBFILE, 0)) & _PREVIEW_OR_MASK:  # type: ignore[attr-defined]

@@ -30,7 +30,9 @@ def agree(table: Table, total: ColumnSums) -> Table:
     Warns:
         DataWarning: a column does not vary.
     """
-    centre, scale, constant = list[float](), list[float](), list[str]()
+    centre = list[float]()
+    scale = list[float]()
+    constant = list[str]()
     for name in table.numeric:
         mean, std = total.scale(name)
         if not std:
@@ -89,7 +91,8 @@ def agreed(fed: FederatedData, *, mixed: bool = False) -> FederatedData:
     if not mixed:
         told = inspector().sums(told, None)
     total = ColumnSums.together(told)
-    after, task = fed.dataset.inputs, fed.dataset.task
+    after = fed.dataset.inputs
+    task = fed.dataset.task
     if isinstance(after, Table):
         after = agree(after, total)
         _say_folded(fed, after)
@@ -103,14 +106,16 @@ def _say_folded(fed: FederatedData, after: Table) -> None:
     """Count and name the categories that too few training rows of each silo have, which count as
     one.
     """
-    found, table = list[str](), Table.of(fed.dataset.inputs)
+    found = list[str]()
+    table = Table.of(fed.dataset.inputs)
     for place, (name, known) in enumerate(
         zip(table.categorical, table.vocabularies, strict=True), len(table.numeric)
     ):
         kept = after.vocabularies[after.categorical.index(name)]
         if not {*known} - {"", *kept}:
             continue
-        rows, at = Counter[str](), list[str]()
+        rows = Counter[str]()
+        at = list[str]()
         for client in fed.clients:
             held = Counter[str]()
             for part in (client.train, client.val, client.test):
@@ -136,8 +141,10 @@ def _say_folded(fed: FederatedData, after: Table) -> None:
 
 def scaled(fed: FederatedData, after: Inputs, task: Task) -> FederatedData:
     """Return the same samples, encoded as agreed."""
-    dataset, before = fed.dataset, fed.dataset.inputs
-    train, test = dataset.train, dataset.test
+    dataset = fed.dataset
+    before = fed.dataset.inputs
+    train = dataset.train
+    test = dataset.test
     if isinstance(before, Table):
         train, test = (
             replace(s, x=encode_again(s.x, before, Table.of(after))) for s in (train, test)
@@ -213,7 +220,8 @@ def read_agreed(path: Path) -> Scaling:
     """Return the scaling in a file that `ekiden federation agree` made."""
     try:
         values = json.loads(read_text(path))
-        table, schema = values["table"], values["schema"]
+        table = values["table"]
+        schema = values["schema"]
         found = Scaling(
             None if table is None else from_json(table),
             {str(name): (float(m), float(s)) for name, (m, s) in values["targets"].items()},
@@ -250,7 +258,8 @@ def agree_on(
         _refuse_other_columns(files[0], told[0], file, one)
     _check_silos([one.silo for one in told], expected)
     told = inspector().sums(told, spelling)
-    total, known = ColumnSums.together(told), None
+    total = ColumnSums.together(told)
+    known = None
     # those without a count of missing values are targets
     if total.missing or total.categories:
         table = Table(
@@ -276,9 +285,13 @@ def _refuse_other_columns(usual: Path, first: ColumnSums, file: Path, one: Colum
         if known == own:
             continue
         name = min(known ^ own)
-        has, lacks, others = usual, file, own - known
+        has = usual
+        lacks = file
+        others = own - known
         if name in own:
-            has, lacks, others = file, usual, known - own
+            has = file
+            lacks = usual
+            others = known - own
         rename = ""
         if near := nearest(name, others, n=1, cutoff=0.8):
             rename = f"rename {near[0]!r} there, or "

@@ -116,7 +116,8 @@ class Column(Checked):
         if self.categories:
             return listed(map(repr, self.categories), _SHOWN)
         what = {"category": "names", "id": "ids"}.get(self.kind, f"{self.kind}s")
-        low, high = _shown(self.least), _shown(self.most)
+        low = _shown(self.least)
+        high = _shown(self.most)
         bounds = ""
         if low and high:
             bounds = f"{low} to {high}"

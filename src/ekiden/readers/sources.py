@@ -204,7 +204,8 @@ class _Request(AskedData):
 
     def loaded(self) -> Dataset:
         """Return the data set of this name, or at this path."""
-        name, task = self.name, str(self.task or "")
+        name = self.name
+        task = str(self.task or "")
         if _is_function(name):
             if self.reading != Reading():
                 raise UserError(
@@ -213,7 +214,8 @@ class _Request(AskedData):
             return with_labels_of(
                 _dataset_of(outside.call(name, "ekiden.datasets"), name, self.size, task), task
             )
-        spec, path = NAMED.get(name), path_of(name)
+        spec = NAMED.get(name)
+        path = path_of(name)
         asked = self
         if spec:
             asked = replace(
@@ -513,12 +515,14 @@ def federate(
     """
     sources: Any = silos
     if isinstance(silos, Mapping) and names is None:
-        names, sources = list(silos), list(silos.values())
+        names = list(silos)
+        sources = list(silos.values())
     _check(sources, test, tests, names)
     how = reading(columns)
     if names is None and all_are(str | PathLike, sources):
         found = named_silos([*map(fspath, sources)])
-        names, sources = list(found), list(found.values())
+        names = list(found)
+        sources = list(found.values())
     names = names or [f"client-{k}" for k in range(len(sources))]
 
     def held(source: Any, name: str, what: str = "") -> Holding:

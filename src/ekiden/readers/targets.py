@@ -315,7 +315,8 @@ def _numbered(parts: Sequence[_Labels]) -> tuple[str, ...]:
     from the labels.
     """
     present = np.unique(torch.cat([part.y for part in parts]).numpy())
-    known, high = max(len(part.names) for part in parts), int(present[-1])
+    known = max(len(part.names) for part in parts)
+    high = int(present[-1])
     # labels may be in billions, but as many numbers as this hold the first gaps
     few = min(high, len(present) + _SHOWN + 1)
     gaps = [*map(str, np.setdiff1d(np.arange(few), present))]

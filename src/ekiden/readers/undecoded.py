@@ -225,7 +225,8 @@ def times(parts: Sequence[Raw]) -> list[Tensor | None]:
     for part, values in zip(parts, given, strict=True):
         if values.dtype == given[0].dtype:
             continue
-        one, other = "dates", "numbers"
+        one = "dates"
+        other = "numbers"
         if values.dtype.kind == "M":
             one, other = other, one
         raise UserError(

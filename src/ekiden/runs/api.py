@@ -393,7 +393,9 @@ class PreparedRun:
 
     def end(self) -> Result:
         """Do all steps, with a bar on a terminal, and return the result."""
-        method, dataset, how = self.recipe.method, self.data.dataset, self.how
+        method = self.recipe.method
+        dataset = self.data.dataset
+        how = self.how
         total = method.steps(len(self.worker.clients))
         with bar(method.title(), total, quiet=how.quiet) as advance:
 
@@ -402,7 +404,8 @@ class PreparedRun:
                 how.on_step(row)
 
             result = self.result(last(self.ends(on_step)))
-        guess, lr = dataset.task.guess(dataset.outputs), self.recipe.step_size
+        guess = dataset.task.guess(dataset.outputs)
+        lr = self.recipe.step_size
         if result.metrics and (line := divergence(result.metrics[-1], guess, lr)):
             warn(line, DivergenceWarning)
         return result
@@ -410,7 +413,9 @@ class PreparedRun:
     @torch.enable_grad()  # also within the caller's no_grad
     def ends(self, on_step: Callable[[Row], None]) -> Generator[End, None, End]:
         """Yield what the run has after each step, and return what it has at the end."""
-        setup, held, how = self.worker.setup, self.worker.clients, self.how
+        setup = self.worker.setup
+        held = self.worker.clients
+        how = self.how
         with ExitStack() as stack:
             place = folder = None
             if how.folder is not None:
@@ -448,11 +453,14 @@ class PreparedRun:
     def result(self, end: End) -> Result:
         """Return the result of a run that stops here."""
         weights, personal = end.models
-        metrics, ledger = tuple(end.trace.metrics), tuple(end.trace.ledger)
+        metrics = tuple(end.trace.metrics)
+        ledger = tuple(end.trace.ledger)
         models = weights, tuple(personal)
         # as it is read from a folder
         config = json.loads(json.dumps(self.described))
-        build, data, passes = self.test.build, self.data, dict(end.trace.passes)
+        build = self.test.build
+        data = self.data
+        passes = dict(end.trace.passes)
         return Result(
             end.state,
             metrics,

@@ -145,10 +145,12 @@ def likelihood_ratios(result: Result, silos: FederatedData, shadows: int) -> tup
     where it was not, and two variances that all samples share. Other tasks than classification have
     minus the loss instead. Shadows have seeds, and so noise, of their own.
     """
-    recipe, dataset = recipe_of(result.config["recipe"]), silos.dataset
+    recipe = recipe_of(result.config["recipe"])
+    dataset = silos.dataset
     everything = _joined(dataset.train, dataset.test)
     before = len(dataset.train)
-    pools, tested = list[Tensor](), list[ClientData]()
+    pools = list[Tensor]()
+    tested = list[ClientData]()
     for client in silos.clients:
         pool = torch.cat([client.train.rows, before + client.test.rows])
         pools.append(pool)
@@ -163,10 +165,12 @@ def likelihood_ratios(result: Result, silos: FederatedData, shadows: int) -> tup
         found = -torch.log(torch.expm1(loss)) if dataset.task.kind == "classification" else -loss
         return found.clamp(-100, 100).numpy()
 
-    inside, answers = [], []
+    inside = []
+    answers = []
     for number in range(shadows):
         draw = torch.Generator().manual_seed(number)
-        halves, clients = list[Tensor](), list[ClientData]()
+        halves = list[Tensor]()
+        clients = list[ClientData]()
         for client, pool in zip(silos.clients, pools, strict=True):
             rows = pool[torch.randperm(len(pool), generator=draw)[: max(1, len(pool) // 2)]]
             halves.append(rows)
@@ -176,7 +180,8 @@ def likelihood_ratios(result: Result, silos: FederatedData, shadows: int) -> tup
         shadow = replace(recipe, seed=recipe.seed + number + 1, evaluate_every=0)
         answers.append(scores(prepared(shadow.located(), half, How(quiet=True), network).end()))
         inside.append(torch.isin(mine, torch.cat(halves)).numpy())
-    was, found = np.stack(inside), np.stack(answers)
+    was = np.stack(inside)
+    found = np.stack(answers)
     ratio = np.zeros(len(mine))
     target = scores(result)
     for part, sign in ((was, 1.0), (~was, -1.0)):

@@ -116,7 +116,8 @@ class SampleReader:
         """Return the samples in a file of arrays, or in the rows of a table."""
         if file.suffix.lower() not in arrays.SUFFIXES:
             return self._table(file, str(file))
-        found, name = arrays.read(file), self.column or "x"
+        found = arrays.read(file)
+        name = self.column or "x"
         if name not in found:
             raise UserError(
                 f"{file} has no array {name!r}, only {', '.join(found)}: name one of these by "

@@ -30,7 +30,8 @@ def card(result: Result) -> str:
     """
     config = result.config
     task = task_in(config)
-    name, data = outside.short(config["recipe"]["method"]), _short(config["dataset"])
+    name = outside.short(config["recipe"]["method"])
+    data = _short(config["dataset"])
     lines = [
         f"# {config['recipe']['method'] if '/' not in config['recipe']['method'] else name}: "
         f"{task.kind} of {data}",
@@ -87,7 +88,8 @@ network takes scaled samples. These two files contain no code.
 
 
 def _summary(result: Result) -> str:
-    last, method = last_measured(result.metrics), result.config["recipe"]["method"]
+    last = last_measured(result.metrics)
+    method = result.config["recipe"]["method"]
     kind = known(method)
     about = outside.summary_of(kind) if kind else ""
     text = f"Trained by `{outside.short(method)}` over {len(result.clients)} silos whose data stayed where they were. "
@@ -98,7 +100,8 @@ def _summary(result: Result) -> str:
 
 
 def _model(config: Mapping[str, Any]) -> list[str]:
-    task, given = task_in(config), config["input"]
+    task = task_in(config)
+    given = config["input"]
     own = config.get("architecture", {}).get("class")
     kind = known(config["recipe"]["method"])
     name = config["network"] or own or config["recipe"]["model"]
@@ -291,7 +294,8 @@ def _baseline(result: Result) -> list[str]:
 
 def _limits(result: Result) -> list[str]:
     config = result.config
-    lines, unmeasured = [], "fairness between groups of people, robustness"
+    lines = []
+    unmeasured = "fairness between groups of people, robustness"
     if result.folder and (groups := kept_subgroups(result.folder).get("groups")):
         columns = ", ".join(map(_cell, groups))
         lines.append(

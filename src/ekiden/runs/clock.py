@@ -162,7 +162,9 @@ def timed(
     moved: dict[int, list[Transfer]] = defaultdict(list)
     for row in ledger:
         moved[row.step].append(row)
-    clock, seconds, counted = _Clock(devices), [], False
+    clock = _Clock(devices)
+    seconds = []
+    counted = False
     for step in range(steps):
         if step not in passes:
             raise UserError(
@@ -225,7 +227,8 @@ class _Clock:
         self.now = max(self.now, *self._free.values())
 
     def _send(self, row: Transfer) -> None:
-        source, target = self._device(row.source), self._device(row.target)
+        source = self._device(row.source)
+        target = self._device(row.target)
         if row.source == SERVER:
             self._receive(SERVER, "get")
             made = self._free[SERVER]

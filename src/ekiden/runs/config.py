@@ -16,7 +16,8 @@ from ekiden.readers.kinds import Inputs, Tokens, from_json
 
 def inputs_of(about: Mapping[str, Any]) -> Inputs:
     """Return the kind of a run's samples."""
-    inputs, network = from_json(about["inputs"]), str(about["network"])
+    inputs = from_json(about["inputs"])
+    network = str(about["network"])
     if isinstance(inputs, Tokens) and inputs.tokenizer == "model" and network.startswith("hf:"):
         # as each silo has its own
         return replace(inputs, tokenizer=network.removeprefix("hf:"))
@@ -80,7 +81,8 @@ def flat(row: Row, clients: Sequence[str]) -> dict[str, Any]:
     too.
     """
     numbers = {name: value for name, value in row.items() if isinstance(value, (int, float))}
-    each, metric = zip(clients, row.get("clients", ()), strict=False), row.get("metric", "accuracy")
+    each = zip(clients, row.get("clients", ()), strict=False)
+    metric = row.get("metric", "accuracy")
     found = {f"client_{metric}_{name}": value for name, value in each}
     for name, value in row.get("notes", {}).items():
         if isinstance(value, dict):

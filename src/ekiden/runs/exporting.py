@@ -32,11 +32,13 @@ from ekiden.runs.loaded_model import LoadedModel, ModelSource
 from ekiden.runs.loading import load_model, open_run
 from ekiden.runs.predictions import check_free
 
-_DOMAIN, _VERSION = "ai.onnx.ml", 3
+_DOMAIN = "ai.onnx.ml"
+_VERSION = 3
 # samples that both models are compared on
 _COMPARED = 64
 FORMATS = ("onnx", "pt2", "hf")
-RELATIVE, ABSOLUTE = 1e-3, 1e-4
+RELATIVE = 1e-3
+ABSOLUTE = 1e-4
 """How far an output of the exported model may be from ours: ABSOLUTE + RELATIVE · |ours|."""
 # bytes in an ONNX file, which is one protobuf message
 _LARGEST = 2**31 - 2**24
@@ -53,7 +55,8 @@ class Rows(nn.Module):
         """Wrap a model."""
         super().__init__()
         self.encoded = encoded
-        self.numeric, self.categorical = bool(table.numeric), bool(table.categorical)
+        self.numeric = bool(table.numeric)
+        self.categorical = bool(table.categorical)
         self.gaps = [*map(table.numeric.index, table.gaps)]
         self.centre: Tensor
         self.scale: Tensor
@@ -94,7 +97,8 @@ def parts_of(table: Table) -> dict[str, Tensor]:
 def row_parts(raw: Any, table: Table) -> tuple[Tensor, ...]:
     """Return raw rows of an Arrow table as the parts that `Rows` takes."""
     given = row_columns(raw, table)
-    numbers, codes = list[Tensor](), list[Tensor]()
+    numbers = list[Tensor]()
+    codes = list[Tensor]()
     for name in table.numeric:
         numbers.append(torch.from_numpy(given[name]))
     for name, known in zip(table.categorical, table.vocabularies, strict=True):
@@ -122,7 +126,8 @@ def columns_taken(table: Table, *, named: bool) -> str:
     """Return in words what an exported model takes; `named`: whether it has an input for each
     column.
     """
-    numbers, categories = ", ".join(table.numeric), ", ".join(table.categorical)
+    numbers = ", ".join(table.numeric)
+    categories = ", ".join(table.categorical)
     if named:
         numbers = f"float64 for numbers ({numbers})"
         categories = f"text for categories ({categories}), empty if missing"
@@ -210,7 +215,8 @@ def made_up(model: LoadedModel) -> Any:
     """Return raw samples from a fixed seed, on which both models are compared: a tensor (n, ...), or
     rows of an Arrow table, among them rows with missing numbers and unknown categories.
     """
-    draw, inputs = torch.Generator().manual_seed(0), model.inputs
+    draw = torch.Generator().manual_seed(0)
+    inputs = model.inputs
     shape = (_COMPARED, *model.shape)
     match inputs:
         case Images():
@@ -260,7 +266,8 @@ def export(
     overwrite: bool = False,
 ) -> Exported:
     """Write the model of a run for other software; see `ekiden.export`."""
-    run, path = Path(folder), Path(path)
+    run = Path(folder)
+    path = Path(path)
     _check_target(path, to, overwrite)
     model = load_model(run, client=client, network=network)
     raw = made_up(model)
@@ -304,7 +311,8 @@ def _compared(model: LoadedModel, exported: Program, raw: Any) -> float:
         with torch.inference_mode(), warnings.catch_warnings():
             # made-up rows hold unknown categories on purpose
             warnings.simplefilter("ignore", DataWarning)
-            ours, theirs = model(part).float(), exported(part).float()
+            ours = model(part).float()
+            theirs = exported(part).float()
         ulp = torch.zeros(())
         # in standard deviations; a float32 holds 7 digits of the number itself
         if isinstance(model.task, Regression):
@@ -417,7 +425,8 @@ def _onnx(model: LoadedModel, file: Path) -> Program:
             f"the model has {size:,} bytes, but an ONNX file holds at most 2 GB: use --to=pt2"
         )
     program = _traced(model)
-    names, table = ["input"], model.inputs
+    names = ["input"]
+    table = model.inputs
     if isinstance(table, Table):
         names = list(parts_of(table))
     with _quiet():

@@ -143,7 +143,8 @@ def wrapped(network: nn.Module, about: Mapping[str, Any]) -> LoadedModel:
     """Return a network with the classes and inputs of its run's configuration."""
     given = about["input"]
     shape, mean, std = map(tuple, (given["shape"], given["mean"], given["std"]))
-    names, how = tuple(about["classes"]), recalibration_in(about)
+    names = tuple(about["classes"])
+    how = recalibration_in(about)
     task = task_in(about)
     baseline = Baseline.of(task, about["recipe"]["hyperparameters"], network.state_dict())
     return LoadedModel(network, names, shape, mean, std, inputs_of(about), task, how, baseline)

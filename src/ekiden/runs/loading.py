@@ -70,7 +70,8 @@ def load_model(
     build: Callable[[], nn.Module] = run.build
     about = dict(run.config)
     if client:
-        build, about["recalibration"] = run.build.own, None
+        build = run.build.own
+        about["recalibration"] = None
     # if the user's own network is needed, this says so before anything is read
     own = build()
     weights = read_model(run.folder, name, lambda: own)
@@ -122,7 +123,8 @@ def open_models(folder: Path, *, network: ModelSource | None = None) -> Result:
 
 
 # times and bytes that values in memory may exceed a run's files
-_LARGER, _BESIDE = 8, 1 << 26
+_LARGER = 8
+_BESIDE = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,8 @@ class _Opened:
         with at(str(folder)):
             outside.refuse_changed(said_in(config).get("code", {}))
             method = recipe_of(config["recipe"]).method
-        shape, task = tuple(config["input"]["shape"]), task_in(config)
+        shape = tuple(config["input"]["shape"])
+        task = task_in(config)
         outputs = task.outputs(config["classes"])
         own = _own(config, shape, outputs, network)
         made = of_method(own, method, shape, outputs, config["recipe"]["seed"], task)
@@ -184,7 +187,8 @@ def _own(
     config: Mapping[str, Any], shape: tuple[int, ...], outputs: int, given: ModelSource | None
 ) -> Callable[[], nn.Module]:
     """Return what makes the network that the user chose."""
-    seed, name = config["recipe"]["seed"], config["network"]
+    seed = config["recipe"]["seed"]
+    name = config["network"]
     build: Callable[[], nn.Module]
     if name is not None:
         build = NamedNetwork(name, shape, outputs, seed, from_json(config["inputs"]))

@@ -72,7 +72,8 @@ def write_masks(model: LoadedModel, batches: Iterable[Batch], out: Path) -> int:
 
 
 def _write(model: LoadedModel, batches: Iterable[Batch], folder: Path) -> int:
-    classes, count = len(model.classes), 0
+    classes = len(model.classes)
+    count = 0
     # black for the first class, then colours around the colour circle
     palette = [0, 0, 0]
     for k in range(classes - 1):

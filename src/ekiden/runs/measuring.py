@@ -86,7 +86,8 @@ def baseline(
     """Return the baseline hazard of other rows; see `Result.baseline`."""
     dataset = silos_in(data, result.config, columns).dataset
     _check_like(dataset, result.config)
-    model, parts = result.load_model(), [dataset.test]
+    model = result.load_model()
+    parts = [dataset.test]
     if dataset.train is not dataset.test:
         parts.append(dataset.train)
     baseline_of(Baseline(mean=1.0), model.task)
@@ -141,7 +142,8 @@ def silos_in(
     if isinstance(data, FederatedData):
         return data
     if _has_columns(data):
-        inputs, said = inputs_of(config), made(Reading, said_in(config).get("reading", {}))
+        inputs = inputs_of(config)
+        said = made(Reading, said_in(config).get("reading", {}))
         chosen = {**said.with_schema().for_model(config["recipe"]["model"]).chosen(), **columns}
         # which other data need not have
         for column in (
@@ -200,7 +202,8 @@ def _like(config: Mapping[str, Any]) -> Dataset:
 
 def _check_like(dataset: Dataset, config: Mapping[str, Any]) -> None:
     """Refuse data that would be measured with another meaning."""
-    classes, own = tuple(config["classes"]), inputs_of(config)
+    classes = tuple(config["classes"])
+    own = inputs_of(config)
     if dataset.classes != classes:
         raise UserError(
             f"the model gives {listed(classes, 10)}; the labels of these data are "

@@ -278,7 +278,8 @@ def go_on_with(folder: Path, data: Sequence[str] = (), laps: int | None = None) 
         config |= {"recipe": recipe.to_json(), "steps": steps}
     if data:
         plan = plan_in(config, folder)
-        places, one = tuple(map(located_silo, data)), located(data[0])
+        places = tuple(map(located_silo, data))
+        one = located(data[0])
         if plan.silos:
             one = plan.data
         else:
@@ -313,7 +314,8 @@ def _from_python(config: Mapping[str, Any]) -> Plan[Method]:
     plan = _data_in(config)
     if why := in_memory(config):
         raise UserError(f"{why}: give it again, {GIVE_AGAIN}")
-    hardware, workers = settings_in(config)[1], config["workers"]
+    hardware = settings_in(config)[1]
+    workers = config["workers"]
     return replace(plan, recipe=recipe_of(config["recipe"]), hardware=hardware, workers=workers)
 
 
@@ -406,7 +408,8 @@ def plan_of(method: str, values: Mapping[str, Any]) -> Plan[Method]:
     )
     plan = made(Plan, of(Plan) | parts | {"recipe": recipe})
     places = tuple(map(located_silo, plan.silos))
-    data, columns = outside.located(plan.data), plan.reading.located()
+    data = outside.located(plan.data)
+    columns = plan.reading.located()
     return replace(plan, data=data, silos=places, reading=columns)
 
 
@@ -426,7 +429,8 @@ def written(plan: Plan[Any]) -> str:
     """Return all settings of a plan as the text of such a file."""
     own = plain(plan)
     recipe, columns, hardware = map(own.pop, ("recipe", "reading", "hardware"))
-    training, hyper = recipe.pop("training"), recipe.pop("method")
+    training = recipe.pop("training")
+    hyper = recipe.pop("method")
     text = ""
     for part in ({"method": plan.recipe.name}, hyper, own, columns, recipe, training, hardware):
         for name, value in part.items():

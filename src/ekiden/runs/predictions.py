@@ -39,7 +39,8 @@ def column_in(config: Mapping[str, Any]) -> str:
     """Return the column with images, texts or arrays in the run's own tables; "" if the run's plan
     does not name it.
     """
-    reading, known = said_in(config).get("reading", {}), NAMED.get(config["dataset"])
+    reading = said_in(config).get("reading", {})
+    known = NAMED.get(config["dataset"])
     features = reading.get("feature_columns", ())
     if reading.get("sample_kind") and len(features) == 1:
         return str(features[0])
@@ -128,7 +129,8 @@ class Answers:
         them of -ln p; `perplexity` is exp of that. A text of one token has neither loss nor
         perplexity. `prediction` is the most probable next token, if the tokenizer can name it.
         """
-        tokens, task = self.model.inputs, self.model.task
+        tokens = self.model.inputs
+        task = self.model.task
         assert isinstance(tokens, Tokens)
         y = x.masked_fill(x == tokens.pad, IGNORED)
         counted = task.units(y)
@@ -251,7 +253,8 @@ def written_whole(out: str) -> Iterator[Callable[[Any], int]]:
 
         kind = pyarrow.parquet.ParquetWriter
         if not out.endswith(".parquet"):
-            kind, table = pyarrow.csv.CSVWriter, for_csv(table)
+            kind = pyarrow.csv.CSVWriter
+            table = for_csv(table)
         if writer is None:
             writer = kind(str(unfinished), table.schema)
         writer.write_table(table)

@@ -108,7 +108,8 @@ class Recipe(Checked, Generic[M_co]):
         method, model, pretrained = self.method.with_source(
             self.model, models.located_file(self.pretrained)
         )
-        model, pretrained = models.located(outside.located(model)), models.located_file(pretrained)
+        model = models.located(outside.located(model))
+        pretrained = models.located_file(pretrained)
         loop = self.training.loop
         if isinstance(loop, str):
             loop = outside.located(loop)

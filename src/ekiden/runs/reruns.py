@@ -91,7 +91,8 @@ def join(
             f"{client} is in {run.folder} already: name a client of its data that is not"
         )
     if run.plan and isinstance(data, str):
-        run, data = replace(run, plan=replace(run.plan, data=data)), None
+        run = replace(run, plan=replace(run.plan, data=data))
+        data = None
     held = run.data(data)
     if client not in (names := [c.name for c in held.clients]):
         left = [name for name in names if name not in run.clients]
@@ -168,7 +169,8 @@ def _again(
 ) -> api.Result:
     """Make the run again among `clients`, if nothing else has changed."""
     folder = new_folder(run.folder, out, suffix)
-    before, data = run.among(held, run.clients), run.among(held, clients)
+    before = run.among(held, run.clients)
+    data = run.among(held, clients)
     if different := data_differences(run.folder, held_by(before.clients)):
         raise UserError(
             f"{', '.join(different)} differ from what {run.folder} was made with: put these data "
@@ -195,7 +197,9 @@ def new_folder(before: Path, out: str | os.PathLike[str] | None, suffix: str) ->
 
 def _check_network(run: _Before, data: FederatedData, network: ModelSource | None) -> None:
     """Refuse another network, or one with differently prepared inputs, than that of the run."""
-    config, plan, recipe = run.config, run.plan, run.recipe
+    config = run.config
+    plan = run.plan
+    recipe = run.recipe
     if not plan and network is None and config["network"] is None:
         raise UserError(f"{run.folder} has its own network ({recipe.model}): give it as `network`")
     model: str | ModelSource = recipe.model if plan else network or recipe.model

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def as_text(result: RunRecord) -> str:
     """Say in three or four lines what was run, how far it is, and its result."""
-    config, value = result.config, result.last.get(result.headline)
+    config = result.config
+    value = result.last.get(result.headline)
     step = f"step {result.state.step} of {config['steps']}"
     if value is not None:
         step += f", {result.headline} {value:.4f}"
@@ -41,7 +42,8 @@ def as_text(result: RunRecord) -> str:
 def as_html(result: RunRecord) -> str:
     """Show in a notebook what `repr` says, and the headline metric by client and by class."""
     text = f"<pre>{_html(as_text(result))}</pre>"
-    metric, row = task_in(result.config).headline, result.last
+    metric = task_in(result.config).headline
+    row = result.last
     if metric.name != result.headline or "loss" not in row:
         return text
     groups = by_group(row, result.clients, metric)

@@ -127,7 +127,9 @@ def simulated(run: Summary, devices: Devices | None) -> Timed | None:
 
 def as_record(run: Summary, devices: Devices | None = None) -> dict[str, Any]:
     """Return a run as plain values, for `--json`."""
-    config, metric, clock = run.config, headline(run), simulated(run, devices)
+    config = run.config
+    metric = headline(run)
+    clock = simulated(run, devices)
     record = {
         "folder": str(run.folder),
         "method": config["recipe"]["method"],
@@ -160,7 +162,9 @@ def compared(summaries: Iterable[Summary], devices: Devices | None = None) -> li
         done = [run for run in group.values() if run.finished]
         one = next(iter(group.values()))
         metric = headline(next(iter(done), one))
-        seeds, values, diverged = list[int](), list[float](), 0
+        seeds = list[int]()
+        values = list[float]()
+        diverged = 0
         numbers = defaultdict[str, list[float | None]](list)
         for run in done:
             seeds.append(run.recipe["seed"])
@@ -360,7 +364,8 @@ def network(run: Summary) -> str:
         return ""
     rows = read_lines(run.folder / "network.jsonl", "kind", "client", "sent", "received", "waited")
     crossed = measuring = sealed = served = 0
-    absent, away = list[str](), list[str]()
+    absent = list[str]()
+    away = list[str]()
     for row in rows:
         moved = int(row["sent"] + row["received"])
         crossed += moved
@@ -428,7 +433,8 @@ def label(config: dict[str, Any]) -> str:
     """Name the method, its settings that differ from the default and change the result, and what a
     budget reduced.
     """
-    recipe, (training, hardware) = config["recipe"], settings_in(config)
+    recipe = config["recipe"]
+    training, hardware = settings_in(config)
     usual = plain(Training()) | plain(Hardware())
     if kind := known(recipe["method"]):
         usual = plain(kind()) | usual
@@ -603,7 +609,8 @@ def write(runs: Sequence[Summary], file: Path) -> int:
 def _identity(run: Summary) -> dict[str, Any]:
     """Return the columns that identify a run."""
     config = run.config
-    plan, swept = said_in(config), config.get("sweep", {})
+    plan = said_in(config)
+    swept = config.get("sweep", {})
     return {
         "run": str(run.folder),
         "method": config["recipe"]["method"],

@@ -94,7 +94,8 @@ class Tracked:
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of the run, by name."""
-        said, recipe = said_in(self.config), self.config["recipe"]
+        said = said_in(self.config)
+        recipe = self.config["recipe"]
         chosen: dict[str, Any] = {key: recipe[key] for key in ("method", "model", "seed")}
         chosen |= {key: self.config[key] for key in ("dataset", "steps", "model_bytes")}
         plan = {k: said[k] for k in ("partition", "size", "val_fraction") if k in said}
@@ -286,7 +287,8 @@ def follow(folder: str | os.PathLike[str], *, wait: bool = True) -> Iterator[Row
     Raises:
         UserError: it is not a run folder, or is damaged.
     """
-    path, last = path_of(folder), 0
+    path = path_of(folder)
+    last = 0
     read_config(path)
     while True:
         # asked first: rows that come until the end are read below
@@ -308,7 +310,9 @@ class _Follower:
     """
 
     def __init__(self, name: str, folder: Path, steps: int) -> None:
-        self._name, self._folder, self._steps = name, folder, steps
+        self._name = name
+        self._folder = folder
+        self._steps = steps
         self._note = folder / f"{name}.json"
         self._tracker: Tracker | None = None
         self._failed = False
@@ -318,7 +322,8 @@ class _Follower:
         if self._failed or row["step"] <= self._last:
             return
         with self._guarded():
-            tracker, rows = self._tracker, [row]
+            tracker = self._tracker
+            rows = [row]
             if tracker is None:
                 tracker = self._begun()
                 written = read_lines(self._folder / "metrics.jsonl", "step")
@@ -341,7 +346,8 @@ class _Follower:
         noted: dict[str, Any] = {"id": "", "step": 0}
         if self._note.exists():
             noted = json.loads(self._note.read_text(encoding="utf-8"))
-        self._clients, self._last = tuple(config["clients"]), int(noted["step"])
+        self._clients = tuple(config["clients"])
+        self._last = int(noted["step"])
         config.setdefault("steps", self._steps)
         self._tracker = TRACKERS[self._name][0]()
         run = Tracked(self._folder, config, str(noted["id"]), self._last)

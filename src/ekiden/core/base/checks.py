@@ -141,7 +141,8 @@ def checked(*but: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
         def checking(*args: P.args, **kwargs: P.kwargs) -> T:
-            bound, hints = signature(function).bind(*args, **kwargs), hints_of(function)
+            bound = signature(function).bind(*args, **kwargs)
+            hints = hints_of(function)
             for name in bound.arguments.keys() & hints.keys() - set(but):
                 bound.arguments[name] = admitted(name, bound.arguments[name], hints[name])
             return function(*bound.args, **bound.kwargs)
@@ -180,10 +181,13 @@ class _Refused(Exception):
 
     def __init__(self, why: str, wanted: str) -> None:
         super().__init__(why, wanted)
-        self.why, self.wanted = why, wanted
+        self.why = why
+        self.wanted = wanted
 
 
-_WRONG_TYPE, _UNKNOWN, _OUT_OF_RANGE = "of the wrong type", "unknown", "out of range"
+_WRONG_TYPE = "of the wrong type"
+_UNKNOWN = "unknown"
+_OUT_OF_RANGE = "out of range"
 
 
 def _check_fields(instance: Any) -> None:
@@ -214,7 +218,8 @@ def _as(value: Any, kind: Any) -> Any:
     # most values: no annotation to take apart
     if type(value) is kind and kind is not float:
         return value
-    origin, args = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    args = get_args(kind)
     if origin is Annotated:
         new = _within(value, kind)
     elif origin is Literal:
@@ -257,7 +262,8 @@ def _choice(value: Any, kind: Any) -> Any:
 def _sequence(value: Any, kind: Any) -> tuple[Any, ...]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise _Refused(_WRONG_TYPE, _names(kind))
-    parts, kinds = list(value), get_args(kind)
+    parts = list(value)
+    kinds = get_args(kind)
     if kinds[1:] == (...,):
         kinds = kinds[:1] * len(parts)
     if len(parts) != len(kinds):
@@ -309,7 +315,8 @@ def _one_of(value: Any, kinds: Sequence[Any]) -> Any:
 
 def _names(kind: Any) -> str:
     """Return in words what an annotation allows."""
-    origin, args = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    args = get_args(kind)
     if origin is Annotated:
         return ", ".join(
             [_names(args[0]), *(str(mark) for mark in args[1:] if isinstance(mark, Range))]

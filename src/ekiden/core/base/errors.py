@@ -119,9 +119,11 @@ def warn(line: str, kind: type[Warning]) -> None:
     """Warn of something that the user's own code called, so the warning shows that line and none of
     Ekiden's.
     """
-    frame, level = sys._getframe(1), 2
+    frame = sys._getframe(1)
+    level = 2
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "ekiden":
-        frame, level = frame.f_back, level + 1
+        frame = frame.f_back
+        level = level + 1
     warnings.warn(line, kind, stacklevel=level)
 
 

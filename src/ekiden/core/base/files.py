@@ -147,7 +147,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
                 size = prod(about["shape"]) * tensor.element_size()
                 if not 0 <= size <= left:
                     break
-                tensor, left = tensor.new_empty(about["shape"]), left - size
+                tensor = tensor.new_empty(about["shape"])
+                left = left - size
                 view = tensor.reshape(-1).view(torch.uint8).numpy()
                 for at in range(0, size, _AT_ONCE):
                     piece = view[at : at + _AT_ONCE].data

@@ -91,7 +91,8 @@ def _note(digest: str, path: Path, register: Path) -> None:
 
 def load(name: str) -> Any:
     """Return what the Python file in PATH.py:NAME calls NAME."""
-    path, attribute = _path(name), name.rpartition(":")[2]
+    path = _path(name)
+    attribute = name.rpartition(":")[2]
     digest = _digest(path)
     if digest not in _ALLOWED.union(_trusted()):
         raise UserError(
@@ -156,10 +157,12 @@ def reference(thing: Any) -> str | None:
     """Return the PATH.py:NAME from which `load` gives `thing`, also if it was imported; None if no
     single file does.
     """
-    module, name = getattr(thing, "__module__", ""), getattr(thing, "__name__", "")
+    module = getattr(thing, "__module__", "")
+    name = getattr(thing, "__name__", "")
     if module.startswith(_PREFIX):
         return f"{_origin(module)}:{name}"
-    held, file = sys.modules.get(module), source(thing)
+    held = sys.modules.get(module)
+    file = source(thing)
     alone = "." not in module and module != "__main__" and getattr(held, name, None) is thing
     if file and alone:
         return f"{file.absolute()}:{name}"

@@ -149,7 +149,8 @@ def fixed(values: Tensor, parts: int, what: str) -> Tensor:
 
     So many such tensors (`parts`) can be added up. The message calls the numbers `what`.
     """
-    scaled, most = values.double() * 2.0**FRACTION, 2.0**62 / parts
+    scaled = values.double() * 2.0**FRACTION
+    most = 2.0**62 / parts
     # also where one is NaN
     if not bool((scaled.abs() < most).all()):
         raise UserError(
@@ -171,7 +172,8 @@ def digest(numbers: "list[np.ndarray[Any, Any]]") -> int:
     Numbers that lost a multiple of 2^16 or 2^32 have another digest, except for one case in 2^32 or
     more.
     """
-    total, start = 0, 1
+    total = 0
+    start = 1
     for part in numbers:
         for block in np.array_split(part, max(1, len(part) // BLOCK)):
             with np.errstate(over="ignore"):

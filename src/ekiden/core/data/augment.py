@@ -82,7 +82,8 @@ class Augment(Checked):
         # floor(u·m) < m for every odd m and u < 1, also after rounding
         dy, dx = (draws[:2] * (2 * self.crop + 1)).floor().sub(self.crop)[:, :, None]
         mirror = torch.where(draws[2] < 0.5, -1.0, 1.0)[:, None] if self.flip else 1.0
-        cy, cx = (height - 1) / 2, (width - 1) / 2
+        cy = (height - 1) / 2
+        cx = (width - 1) / 2
         v = torch.arange(height, dtype=draws.dtype, device=draws.device) - cy
         u = torch.arange(width, dtype=draws.dtype, device=draws.device) - cx
 
@@ -90,10 +91,12 @@ class Augment(Checked):
         # offset.
         if self.rotation:
             angle = torch.deg2rad((2 * draws[3] - 1) * self.rotation)[:, None]
-            cos, sin = angle.cos(), angle.sin()
+            cos = angle.cos()
+            sin = angle.sin()
             y = (cos * v + (cy + dy))[:, :, None] + (sin * u)[:, None, :]
             x = (mirror * cos * u + (cx + dx))[:, None, :] - (mirror * sin * v)[:, :, None]
-            y, x = y.round_(), x.round_()
+            y = y.round_()
+            x = x.round_()
         else:  # rows and columns stay separate: (B, H, 1) and (B, 1, W)
             y = (v + (cy + dy))[:, :, None]
             x = (mirror * u + (cx + dx))[:, None, :]
@@ -110,7 +113,8 @@ def _within(at: Tensor, shift: Tensor, size: int) -> Tensor:
     """Return whether `at` lies in [0, size) and in [shift, size + shift), for each image's own
     shift (B, 1).
     """
-    low, high = shift.clamp(min=0)[:, :, None], (shift + size - 1).clamp(max=size - 1)[:, :, None]
+    low = shift.clamp(min=0)[:, :, None]
+    high = (shift + size - 1).clamp(max=size - 1)[:, :, None]
     # one comparison instead of two
     inside: Tensor = (at - (low + high) / 2).abs_() <= (high - low) / 2
     return inside
@@ -140,5 +144,6 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
     shape = (-1, *[1] * (x.ndim - 2))
     centre = constant(mean, torch.float64, x.device).view(shape)
     spread = constant(std, torch.float64, x.device).view(shape)
-    scale, offset = (1 / (unit * spread)).float(), (-centre / spread).float()
+    scale = (1 / (unit * spread)).float()
+    offset = (-centre / spread).float()
     return (out * scale if out is x else out.mul_(scale)).add_(offset)

@@ -186,7 +186,8 @@ class Inputs(Checked, ABC):
 
 def joined(sides: Sequence[Sequence[Part]], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Return the encoded parts of each side in one tensor; they need one shape and type."""
-    wanted, first = _form(parts[0][0]), sides[0][0].source
+    wanted = _form(parts[0][0])
+    first = sides[0][0].source
     for raws, tensors in zip(sides, parts, strict=True):
         for raw, x in zip(raws, tensors, strict=True):
             if _form(x) != wanted:

@@ -60,7 +60,8 @@ class Origin(Checked):
         """Return what differs from the defaults as plain values, with digests of the user's Python
         files.
         """
-        values, usual = plain(self), plain(Origin())
+        values = plain(self)
+        usual = plain(Origin())
         code = outside.digests((self.data, self.reading.get("sample_kind", "")))
         found = {k: v for k, v in values.items() if v != usual[k]}
         if code:
@@ -277,7 +278,8 @@ class Subset:
         second for 1 GB.
         """
         found = hashlib.sha256()
-        x, y = self.samples.x, self.samples.y
+        x = self.samples.x
+        y = self.samples.y
         found.update(
             repr((len(self), x.dtype, tuple(x.shape[1:]), y.dtype, tuple(y.shape[1:]))).encode()
         )

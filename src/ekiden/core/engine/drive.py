@@ -272,7 +272,8 @@ class Outline:
 
     def contributors(self, ref: Ref[Any]) -> frozenset[str]:
         """Return the clients whose work is in a value."""
-        seen, waiting = {ref}, [ref]
+        seen = {ref}
+        waiting = [ref]
         while waiting:
             value = waiting.pop()
             if value == INITIAL:

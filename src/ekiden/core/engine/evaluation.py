@@ -258,7 +258,8 @@ class TestSet:
         if same and self.task.kind == "classification" and self.task.headline.name == "accuracy":
             rows = [rows for _, rows in served if rows is not None]
             counts = torch.tensor([len(part) for part in rows])
-            owner, flat = torch.arange(len(rows)).repeat_interleave(counts), torch.cat(rows)
+            owner = torch.arange(len(rows)).repeat_interleave(counts)
+            flat = torch.cat(rows)
             sums = (
                 torch.bincount(owner, values[flat].double(), minlength=len(rows)).div(counts)
                 for values in (scores.right, scores.loss)
@@ -353,7 +354,8 @@ class TestSet:
         """Return the same for each class, label or target; empty if the metric has no value for
         each of them.
         """
-        dataset, each = self.data.dataset, self.task.headline.each
+        dataset = self.data.dataset
+        each = self.task.headline.each
         if each is None:
             return {}
         counts = self.task.counts(dataset.test.y, dataset.outputs).tolist()
@@ -378,7 +380,8 @@ def of_imbalanced(row: Mapping[str, Any], task: Task, classes: Sequence[Any]) ->
     """Return one line about a last row of metrics whose accuracy says little; empty for others."""
     if row.get("majority", 0.0) <= MISLEADING or "metrics" not in row:
         return ""
-    found, table = row["metrics"], row.get("confusion", ())
+    found = row["metrics"]
+    table = row.get("confusion", ())
     ranks = [m for m in task.metrics if m.name in ("auroc", "average_precision")]
     said = [f"{m.name} {m.shown(found[m.name])}{m.unit}" for m in ranks if m.name in found]
     if len(table) == 2 and sum(table[1]):

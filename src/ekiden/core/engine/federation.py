@@ -218,7 +218,8 @@ class Fed:
             self._transport.drop(ref)
 
     def _each(self, wanted: Mapping[K, Ref[T]], at_least: int | None) -> Iterator[tuple[K, T]]:
-        came, missing = 0, list[str]()
+        came = 0
+        missing = list[str]()
         for key, ref in wanted.items():
             try:
                 value = wire.placed(self._transport.value(ref), _CPU)

@@ -211,7 +211,9 @@ class RunFolder:
         Raises:
             Damaged: the state file is not as it was written.
         """
-        state, marks, self.written = None, Marks(), {}
+        state = None
+        marks = Marks()
+        self.written = {}
         file = state_file(self.path)
         if file.exists():
             state, marks, self.written = read_state(self.path, kind, self._config)
@@ -408,7 +410,8 @@ def check_config(config: Any, path: Path) -> dict[str, Any]:
             "use the version of Ekiden that wrote it"
         )
     listed = _listed(config)
-    needed, optional = _kinds(_NEEDED), _kinds(_OPTIONAL)
+    needed = _kinds(_NEEDED)
+    optional = _kinds(_OPTIONAL)
     if missing := needed.keys() - listed.keys():
         raise UserError(f"{path / 'config.json'} has no {', '.join(sorted(missing))}: {_DAMAGED}")
     known = [name for name in needed | optional if name in listed]
@@ -572,13 +575,15 @@ def _check(path: Path, config: Mapping[str, Any], clients: Mapping[str, ClientDa
     """Refuse to resume if the folder holds another run."""
     found = read_config(path)
     wanted = json.loads(_json(config))
-    found, wanted = _listed(found), _listed(wanted)
+    found = _listed(found)
+    wanted = _listed(wanted)
     # the number that this machine has
     if wanted.get("auto_threads"):
         wanted["hardware"]["threads"] = found["hardware"]["threads"]
     keys = (wanted.keys() | found.keys()) - BESIDE - {"digests", "recipe"}
     different = sorted(k for k in keys if found.get(k) != wanted.get(k))
-    before, now = found.get("digests", {}), wanted.get("digests", {})
+    before = found.get("digests", {})
+    now = wanted.get("digests", {})
     if clients is not None:
         different += data_differences(path, clients, now.get("test"), before.get("test"))
     different += model_differences(before, now)
@@ -759,7 +764,8 @@ def _answers(network: Network, shape: tuple[int, ...]) -> list[float]:
 
 
 def _alike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    before, now = found["answers"], wanted["answers"]
+    before = found["answers"]
+    now = wanted["answers"]
     near = _LIKE * max((abs(v) for v in before), default=0.0)
     same = len(before) == len(now) and all(
         abs(a - b) <= near for a, b in zip(before, now, strict=True)

@@ -200,8 +200,11 @@ class Simulation(Transport):
             if store.written:
                 self._written[client] = str(store.written)
         self._touched |= set(self._live) | set(keys)
-        self._live, self._running, self._last = keys, {}, {}
-        work, self._work = self._work, {}
+        self._live = keys
+        self._running = {}
+        self._last = {}
+        work = self._work
+        self._work = {}
         return work
 
     def drop(self, ref: Ref[Any]) -> None:

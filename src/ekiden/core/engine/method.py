@@ -95,7 +95,9 @@ class Size(int):
     def of(cls, network: Network, shape: tuple[int, ...] = (), task: tasks.Task = _CLASSES) -> Self:
         """The size of `network`, which takes samples of `shape`."""
         size = cls(wire.size(network.weights()))
-        size.network, size.shape, size.task = network, shape, task
+        size.network = network
+        size.shape = shape
+        size.task = task
         return size
 
     @property
@@ -137,7 +139,8 @@ def on_client(task: Any = None, *, gives: Any = None) -> Any:
     """
 
     def marked(task: Any) -> Any:
-        task.__on_client__, task.__gives__ = True, gives
+        task.__on_client__ = True
+        task.__gives__ = gives
         return task
 
     if task is None:

@@ -88,7 +88,8 @@ class Run(Generic[X]):
             What the run has at the end, with its models.
         """
         done: list[int] = []
-        failed, damaged = -1, False
+        failed = -1
+        damaged = False
         while True:
             try:
                 return (yield from self._go(done))
@@ -114,11 +115,13 @@ class Run(Generic[X]):
                     "%s; the run goes back to its first step and gives the same result", damage
                 )
                 self.folder.forget()
-                done, damaged = [], True
+                done = []
+                damaged = True
 
     def _go(self, done: list[int]) -> Generator[End, None, End]:
         """Do the steps that are left, and add them to those that were `done` by this process."""
-        method, folder = self.setup.method, self.folder
+        method = self.setup.method
+        folder = self.folder
         found = folder.load(type(method.start())) if folder else None
         state, marks = found or (method.start(), Marks())
         trace = folder.trace() if folder else Trace()
@@ -135,7 +138,8 @@ class Run(Generic[X]):
                 self.evaluate_every or method.steps(len(self.clients)),
                 skip=self.skip,
             )
-            end, failed = End(state, trace, transport), True
+            end = End(state, trace, transport)
+            failed = True
             try:
                 for state in islice(
                     steps, None if self.stop_after is None else self.stop_after - len(done)

@@ -167,7 +167,8 @@ def describe_model(setup: Setup, *, digests: bool = True) -> dict[str, Any]:
 
     The network is made once for all of it: a large one takes long.
     """
-    dataset, name = setup.dataset.fed(setup.training), network_name(setup.build)
+    dataset = setup.dataset.fed(setup.training)
+    name = network_name(setup.build)
     network = Network(setup.build(), setup.hardware.device)
     digest = frozen.digest(network.module)
     about: dict[str, Any] = {
@@ -184,7 +185,8 @@ def describe_model(setup: Setup, *, digests: bool = True) -> dict[str, Any]:
         "inputs": dataset.inputs.to_json(),
     }
     if not name:
-        kind, layers = type(network.module), re.sub(r" at 0x[0-9a-f]+", "", repr(network.module))
+        kind = type(network.module)
+        layers = re.sub(r" at 0x[0-9a-f]+", "", repr(network.module))
         about["architecture"] = {
             "class": f"{kind.__module__}:{kind.__qualname__}",
             "layers": layers,
@@ -217,9 +219,12 @@ def check_labels(data: FederatedData) -> None:
 
 def check_model(worker: Worker, data: FederatedData) -> None:
     """Refuse a network that does not fit the data."""
-    dataset, task = data.dataset, data.dataset.task
-    setup, traits = worker.setup, worker.setup.method.traits
-    bench, extra = worker.bench("check"), traits.extra_outputs
+    dataset = data.dataset
+    task = data.dataset.task
+    setup = worker.setup
+    traits = worker.setup.method.traits
+    bench = worker.bench("check")
+    extra = traits.extra_outputs
     if setup.dp and traits.releases and task.kind != "classification":
         raise UserError(
             "--dp adds noise to sums over classes, and these labels are none: choose another method"
@@ -448,7 +453,8 @@ def builder(
     """
     dataset = data.dataset
     method.check_source(pretrained, dataset)
-    shape, classes = dataset.shape, dataset.outputs
+    shape = dataset.shape
+    classes = dataset.outputs
     build: Callable[[], nn.Module]
     if isinstance(model, nn.Module):
         build = GivenNetwork(model)

@@ -23,7 +23,8 @@ from ekiden.core.base.files import (
 )
 from ekiden.core.engine import wire
 
-_VALUE, _PRIVATE = re.compile(r"value-(.+)\.safetensors"), re.compile(r"private-(\d+)\.safetensors")
+_VALUE = re.compile(r"value-(.+)\.safetensors")
+_PRIVATE = re.compile(r"private-(\d+)\.safetensors")
 
 
 class Store:
@@ -126,7 +127,8 @@ class Store:
                 self._safe.add(key)
         if self._changed:
             self._write(self._private_file(step), self._private)
-            self.written, self._changed = step, False
+            self.written = step
+            self._changed = False
 
     def sync(self, keys: set[str]) -> None:
         """Wait until values `keys` and the private state, all committed, are on the disk."""
@@ -150,7 +152,8 @@ class Store:
         # one look, because gossip settles all clients in each step
         names = os.listdir(folder)
         for name in names:
-            value, private = _VALUE.fullmatch(name), _PRIVATE.fullmatch(name)
+            value = _VALUE.fullmatch(name)
+            private = _PRIVATE.fullmatch(name)
             if (value and value[1] not in keys) or (private and int(private[1]) != self.written):
                 (folder / name).unlink()
         if self.written:

@@ -271,7 +271,8 @@ class _Taken(NamedTuple):
         hints = get_type_hints(type(value), include_extras=True)
         found = {}
         for name in wire.field_names(type(value)):  # type: ignore[arg-type]  # mypy issue 11469
-            marks, part = getattr(hints[name], "__metadata__", ()), getattr(value, name)
+            marks = getattr(hints[name], "__metadata__", ())
+            part = getattr(value, name)
             packed = next(
                 (getattr(value, mark.bits) for mark in marks if isinstance(mark, Packed)), 0
             )

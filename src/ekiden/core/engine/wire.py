@@ -333,7 +333,8 @@ class _Reader:
         raise _other(expected)
 
     def _branch(self, node: Any, expected: Any) -> Any:
-        origin, args = get_origin(expected), get_args(expected)
+        origin = get_origin(expected)
+        args = get_args(expected)
         if origin in (list, Sequence) and isinstance(node, list):
             return [self.read(part, args[0]) for part in node]
         if origin is tuple and isinstance(node, list):

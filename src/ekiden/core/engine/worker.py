@@ -160,7 +160,8 @@ class Worker:
         if device.type == "cuda":
             if device.index:
                 torch.cuda.set_device(device)
-            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+            torch.backends.cudnn.deterministic = True
+            torch.backends.cudnn.benchmark = False
         self.setup = setup
         self.clients = clients
         self._watch = watch

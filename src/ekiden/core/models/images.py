@@ -393,7 +393,8 @@ def _scattered(x: Tensor, keep: int) -> Tensor:
     below, beside = (-side % _SCALE + _PAD for side in sides)
     u = F.pad(x, (_PAD, beside, _PAD, below), mode="reflect").flatten(0, 1)
     fine, coarse, *averages = (t.to(u) for t in _bank((u.shape[-2], u.shape[-1])))
-    whole, half = averages[:2], averages[2:]
+    whole = averages[:2]
+    half = averages[2:]
     spectrum = torch.fft.fft2(u)
     first = _modulus(torch.fft.ifft2(spectrum[:, None] * fine))
     second = _modulus(torch.fft.ifft2(_cut(spectrum)[:, None] * coarse))
@@ -424,7 +425,8 @@ def _cut(spectrum: Tensor) -> Tensor:
 
 def _cosines(side: int, keep: int) -> Tensor:
     """Return (keep, side), the lowest frequencies of the orthonormal discrete cosine transform."""
-    k, place = torch.arange(keep)[:, None], torch.arange(side, dtype=torch.float64) + 0.5
+    k = torch.arange(keep)[:, None]
+    place = torch.arange(side, dtype=torch.float64) + 0.5
     found = torch.cos(math.pi * k * place / side) * math.sqrt(2 / side)
     found[0] /= math.sqrt(2)
     return found
@@ -454,7 +456,8 @@ def _gaussian(
     y, x = (2 * math.pi * torch.fft.fftfreq(side, dtype=torch.float64) for side in sides)
     for down in range(-2, 3):
         for over in range(-2, 3):
-            v, h = (y + 2 * math.pi * down)[:, None], x + 2 * math.pi * over
+            v = (y + 2 * math.pi * down)[:, None]
+            h = x + 2 * math.pi * over
             along = h * math.cos(turn) + v * math.sin(turn) - shift
             across = v * math.cos(turn) - h * math.sin(turn)
             total += torch.exp(-(sigma**2) / 2 * (along**2 + (across * slant) ** 2))

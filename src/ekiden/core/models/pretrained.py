@@ -226,7 +226,8 @@ def causal(source: str, texts: Tokenised) -> SplitNetwork:
     """Return a causal language model of transformers, whose head gives each token's logits."""
     transformers = _transformers()
     model: Any = _loaded(transformers.AutoModelForCausalLM, source, {})
-    head, body = model.get_output_embeddings(), model.base_model
+    head = model.get_output_embeddings()
+    body = model.base_model
     if not isinstance(head, nn.Linear):
         raise UserError(f"hf:{source} has no linear head: choose another causal language model")
     _same_vocabulary(source, model.config, texts)
@@ -365,7 +366,8 @@ def load_weights(module: nn.Module, file: Path) -> None:
             f"--pretrained {file} is not a safetensors file, or is damaged ({first_line(error)})"
         ) from None
     own = module.state_dict()
-    body, given = _without_head(own), _without_head(found)
+    body = _without_head(own)
+    given = _without_head(found)
     parts = {
         "has unknown values": given.keys() - body.keys(),
         "lacks": body.keys() - given.keys(),

@@ -98,7 +98,8 @@ def widen(module: nn.Module, extra: int) -> nn.Module:
 
 def _wider(layer: nn.Module, extra: int) -> nn.Linear:
     assert isinstance(layer, nn.Linear)
-    bias, old = layer.bias is not None, layer.out_features
+    bias = layer.bias is not None
+    old = layer.out_features
     wider = nn.Linear(layer.in_features, old + extra, bias, layer.weight.device, layer.weight.dtype)
     with torch.no_grad():
         wider.weight[:old] = layer.weight
@@ -108,7 +109,8 @@ def _wider(layer: nn.Module, extra: int) -> nn.Linear:
 
 
 # How the names of layers that hold A and B end
-FIRST, SECOND = "lora_A.default", "lora_B.default"
+FIRST = "lora_A.default"
+SECOND = "lora_B.default"
 _FORMS = "all, head, last:K, or lora:r=8,alpha=16,targets=a+b,factors=b"
 
 

@@ -121,7 +121,8 @@ class Linear(SplitNetwork):
 def linear(shape: tuple[int, ...], classes: int, inputs: Inputs | None = None) -> Linear:
     """Numbers, and indicators of categories, times weights: as in a regression."""
     entering = terms(inputs, torch.Size(shape).numel())
-    names, columns = [t.name for t in entering], [t.column or t.name for t in entering]
+    names = [t.name for t in entering]
+    columns = [t.column or t.name for t in entering]
     features = Indicators(inputs) if isinstance(inputs, TableRows) else nn.Flatten()
     return Linear(features, names, columns, classes)
 

@@ -142,9 +142,11 @@ def names_of(task: Task, y: Tensor, given: Sequence[str] | None) -> tuple[str, .
     if isinstance(task, LanguageModelling):
         return tuple(given or ())
     if isinstance(task, Segmentation):
-        count, exact = max(int(y.max()), 0) + 1, False
+        count = max(int(y.max()), 0) + 1
+        exact = False
     else:
-        count, exact = y.shape[1] if y.ndim == 2 and not isinstance(task, Survival) else 1, True
+        count = y.shape[1] if y.ndim == 2 and not isinstance(task, Survival) else 1
+        exact = True
     if given is None:
         if isinstance(task, ScaledTask) and count == 1:
             return ("target",)

@@ -405,7 +405,8 @@ def confusion(s: Scores) -> Tensor:
     """Count samples (pixels) by true class (rows) and predicted class (columns, the last for none):
     (K, K + 1).
     """
-    y, answers = s.y.flatten(), s.chosen.flatten()
+    y = s.y.flatten()
+    answers = s.chosen.flatten()
     counts = y != IGNORED
     places = y[counts] * (s.outputs + 1) + answers[counts].clamp(max=s.outputs)
     return torch.bincount(places, minlength=s.outputs * (s.outputs + 1)).view(
@@ -420,7 +421,8 @@ def measured(task: Task) -> tuple[Metric, ...]:
 
 def mean_right(scores: Scores) -> float:
     """Return the share of right answers; NaN if there are no answers."""
-    right, units = scores.right, scores.task.units(scores.y)
+    right = scores.right
+    units = scores.task.units(scores.y)
     if units is None:
         if len(right):
             return float(right.sum()) / len(right)

@@ -65,7 +65,8 @@ class ClassCounts(Counts):
         about = len(s), s.mean_loss(), mean_right(s)
         if s.answers.ndim != 2:
             return cls(*about, *by_class(s), _table(s))
-        p, y = s.answers.double().numpy(), s.y.numpy()
+        p = s.answers.double().numpy()
+        y = s.y.numpy()
         if s.outputs == 2:
             second = Ranked.of(p[:, 1], y == 1)
             ranked = [second.mirrored(), second]
@@ -91,7 +92,8 @@ class LabelCounts(ClassCounts):
     @classmethod
     def of(cls, s: Scores) -> Self:
         """Count the answers to samples."""
-        p, there = s.answers.double().numpy(), s.y.numpy() > 0.5
+        p = s.answers.double().numpy()
+        there = s.y.numpy() > 0.5
         yes = p >= 0.5
         ranked = tuple(map(Ranked.of, p.T, there.T))
         hits = (yes & there).sum(0).astype(float)
@@ -150,7 +152,8 @@ class NumberSums(Counts):
     def of(cls, s: Scores) -> Self:
         """Sum over samples."""
         y = s.y.view(s.answers.shape).double()
-        e, d = s.answers.double() - y, y - y.mean(0)
+        e = s.answers.double() - y
+        d = y - y.mean(0)
         products = (e.abs(), e.square(), d.square(), e**4, (e * d).square(), d**4)
         absolute, squared, spread, *fourth = (part.mean(0).numpy() for part in products)
         return cls(len(s), s.mean_loss(), absolute, squared, spread, np.stack(fourth))
@@ -222,7 +225,9 @@ def pairs(s: Scores) -> tuple[Tensor, Tensor]:
 
     Frank Harrell et al.: Evaluating the yield of medical tests. JAMA 247, 1982.
     """
-    time, event, risk = s.y[:, 0], s.y[:, 1] > 0.5, s.answers[:, 0]
+    time = s.y[:, 0]
+    event = s.y[:, 1] > 0.5
+    risk = s.answers[:, 0]
     ordered, comparable = torch.zeros(2, len(s), dtype=torch.int64, device=s.y.device)
     for rows in torch.split(event.nonzero().flatten(), _ROWS):
         early = time[rows, None]

@@ -146,7 +146,8 @@ class MultiLabel(VectorTask):
         """Return T² times the mean over labels of the binary Kullback-Leibler divergence, softened
         by T; see `Task`.
         """
-        wanted, logits = (teacher / temperature).sigmoid(), outputs / temperature
+        wanted = (teacher / temperature).sigmoid()
+        logits = outputs / temperature
         cross = F.binary_cross_entropy_with_logits(logits, wanted)
         own = F.binary_cross_entropy_with_logits(teacher / temperature, wanted)
         return temperature**2 * (cross - own)
@@ -319,7 +320,8 @@ class Survival(ScaledTask):
         return self.loss(outputs, y).mean()
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        s, event = (y[:, 0] / self.mean[0]).to(outputs), y[:, 1].to(outputs)
+        s = (y[:, 0] / self.mean[0]).to(outputs)
+        event = y[:, 1].to(outputs)
         return s * outputs[:, 0].exp() - event * (outputs[:, 0] + 1 + s.log())
 
     def answers(self, outputs: Tensor, *, full: bool) -> Tensor:

@@ -42,7 +42,8 @@ class Ranked:
 
     def mirrored(self) -> Self:
         """Return the samples without and with the other one of two classes."""
-        low, high = self.high[::-1], self.low[::-1]
+        low = self.high[::-1]
+        high = self.low[::-1]
         return type(self)(low, high, 1 - self.scores[::-1], 1 - self.bounds[::-1], self.exact)
 
     @property
@@ -71,14 +72,17 @@ class Ranked:
         """
         if not self.high.sum():
             return nan, nan
-        low, high = self.low[::-1], self.high[::-1]
-        hits, wrong = high.cumsum() - high, low.cumsum() - low
+        low = self.low[::-1]
+        high = self.high[::-1]
+        hits = high.cumsum() - high
+        wrong = low.cumsum() - low
         total = float(high.sum())
         with np.errstate(invalid="ignore", divide="ignore"):
             tied = np.nan_to_num(high * (hits + high) / (hits + high + wrong + low))
             if self.exact:
                 return float(tied.sum()) / total, 0.0
-            points, at = np.minimum(high, _POINTS), np.arange(_POINTS)[:, None]
+            points = np.minimum(high, _POINTS)
+            at = np.arange(_POINTS)[:, None]
             # all samples of a bin that has up to 8, otherwise 8 among them
             place = (at + 0.5) / points * high + 0.5
             precision = (hits + place) / (hits + place + wrong + place * low / (high + 1))

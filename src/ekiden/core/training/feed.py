@@ -77,7 +77,8 @@ class Feed:
             return self._inputs(held, index, train=train, draws=draws)
         if light and not self.dataset.inputs.ragged:
             nothing = torch.empty((), device=self.device)
-            inputs, y = nothing.expand(len(index), *held.x.shape[1:]), held.y[index]
+            inputs = nothing.expand(len(index), *held.x.shape[1:])
+            y = held.y[index]
         else:
             inputs, y = self._inputs(held, index, train=train)
         return self._marked(inputs, held, index), y
@@ -154,7 +155,8 @@ class Feed:
     def _inputs(
         self, held: _Held, index: Tensor, *, train: bool, draws: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        inputs, y = held.x.index_select(0, index), held.y.index_select(0, index)
+        inputs = held.x.index_select(0, index)
+        y = held.y.index_select(0, index)
         if self.dataset.inputs.ragged:
             return self._trimmed(inputs, y, train)
         if train:

@@ -253,7 +253,8 @@ class Bench:
 
 def gradient_of(bench: Bench, objective: Objective) -> Gradient:
     """Return what makes the gradients of an objective; its shortcuts live as long as the network."""
-    network, hardware = bench.network, bench.hardware
+    network = bench.network
+    hardware = bench.hardware
     suits = isinstance(objective, TaskLoss) and hardware.precision == "float32"
     if not suits or bench.feed.dataset.inputs.ragged or is_changed(network.module):
         return Gradient(network, hardware, objective)
@@ -271,7 +272,8 @@ def steps_of(
 
     They are used again where equal arguments say that the steps are the same.
     """
-    network, training = bench.network, bench.training
+    network = bench.network
+    training = bench.training
     optimizer = Optimizer(network.params, network.grad, training)
     if not is_replayed(bench, objective, penalty):
         return optimizer, None
@@ -337,7 +339,8 @@ def fit(
     Raises:
         Diverged: a loss or a weight became NaN or infinite; the message says where.
     """
-    training, network = bench.training, bench.network
+    training = bench.training
+    network = bench.network
     objective = objective or TaskLoss(bench.task)
     if bench.private and not isinstance(objective, TaskLoss):
         raise UserError(
@@ -419,7 +422,8 @@ class _Run:
 
     def drawn(self) -> list[Tensor]:
         """Draw the batches of an epoch, as positions in `train`, up to the last step of the fit."""
-        size, private = self.bench.training.batch_size, self.bench.private
+        size = self.bench.training.batch_size
+        private = self.bench.private
         left = self.total - self.step
         if private is None:
             return shuffled(len(self.train), size, self.lengths)[:left]
@@ -428,7 +432,9 @@ class _Run:
 
     def epoch(self, epoch: int) -> None:
         """Train for one epoch."""
-        bench, training, feed = self.bench, self.bench.training, self.bench.feed
+        bench = self.bench
+        training = self.bench.training
+        feed = self.bench.feed
         # One sample has no batch statistics: such a client trains with the running ones.
         bench.network.module.train(len(self.train) > 1)
         drawn = self.drawn()
@@ -471,7 +477,9 @@ class _Run:
 
     def _step(self, x: Tensor, y: Tensor, *answers: Tensor) -> Tensor:
         """Take one step, and return the loss ()."""
-        bench, network, training = self.bench, self.bench.network, self.bench.training
+        bench = self.bench
+        network = self.bench.network
+        training = self.bench.training
         if not answers and self.objective.teachers:
             answers = self._ask(x[: self.objective.asks(len(x))])
         if bench.private is not None:
@@ -497,7 +505,8 @@ class _Run:
 
         Running statistics stay those of the first pass.
         """
-        network, draws = self.bench.network, generators(self.bench.feed.device)
+        network = self.bench.network
+        draws = generators(self.bench.feed.device)
         states = [draw.get_state() for draw in draws]
         loss = self.gradient(*batch)
         before = network.weights()
@@ -540,7 +549,8 @@ class _Run:
             self.chosen = network.weights()
 
     def result(self) -> Weights:
-        network, select = self.bench.network, self.bench.training.select
+        network = self.bench.network
+        select = self.bench.training.select
         if select == "last" or self.chosen is None:
             return network.weights()
         # BatchNorm's statistics are those of the last iterate
@@ -550,7 +560,9 @@ class _Run:
 
     def save(self, key: str, epoch: int, *, last: bool) -> None:
         """Save progress, so often that it takes 1 % of the time, or 5 % at the end of a fit."""
-        journal, network, now = self.bench.journal, self.bench.network, time.monotonic()
+        journal = self.bench.journal
+        network = self.bench.network
+        now = time.monotonic()
         # the first time is a guess
         took = self.saving_took or 2e-3 + 20 * len(network.params) / 1e9
         pause = _SHARE_OF_SAVING * took
@@ -624,11 +636,14 @@ def evaluate(bench: Bench, subset: Subset, batch: int = 512, *, full: bool | Non
         full: whether the answers are probabilities, if the task has them. None: if the headline
             metric needs them.
     """
-    network, module, task = bench.network, bench.network.module, bench.task
+    network = bench.network
+    module = bench.network.module
+    task = bench.task
     full = task.headline.full if full is None else full
     was_training = module.training
     module.eval()
-    answers, losses = [], []
+    answers = []
+    losses = []
 
     def forward(x: Tensor) -> Tensor:
         with bench.hardware.autocast():

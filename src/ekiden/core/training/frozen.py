@@ -77,7 +77,8 @@ class RememberedAnswers:
             with contextlib.suppress(OSError, SafetensorError, KeyError):
                 found = load_file(file)
                 if found["values"].shape == values.shape and found["known"].shape == known.shape:
-                    values, known = found["values"].to(first.device), found["known"].bool()
+                    values = found["values"].to(first.device)
+                    known = found["known"].bool()
         return cls(values, known, file, saved_at=time.monotonic())
 
     def get(self, index: Tensor, compute: Callable[[int], Tensor]) -> Tensor:
@@ -100,7 +101,8 @@ class RememberedAnswers:
 
     def save(self) -> None:
         """Write the file; a folder that cannot be written to is not an error."""
-        self.unsaved, self.saved_at = 0.0, time.monotonic()
+        self.unsaved = 0.0
+        self.saved_at = time.monotonic()
         if self.file is None:
             return
         with contextlib.suppress(OSError, SafetensorError):
@@ -194,7 +196,8 @@ def digest(module: nn.Module) -> str:
     """Return a digest of the constants of `module`: names, shapes and values; empty if there are
     none.
     """
-    found, tensors = hashlib.blake2b(digest_size=16), dict(fixed(module))
+    found = hashlib.blake2b(digest_size=16)
+    tensors = dict(fixed(module))
     for name, tensor in tensors.items():
         add_tensor(found, name, tensor)
     if tensors:
@@ -279,7 +282,8 @@ def _answer(part: nn.Module, *args: Any, **kwargs: Any) -> Any:
 def _answer_first(part: nn.Module, x: Tensor) -> Tensor:
     """Take known outputs of the frozen members at the beginning, then run the others."""
     assert isinstance(part, nn.Sequential)
-    source, length = _source(x), part.__dict__["_ekiden_leading"]
+    source = _source(x)
+    length = part.__dict__["_ekiden_leading"]
 
     def first(x: Tensor) -> Tensor:
         for member in islice(part.children(), length):

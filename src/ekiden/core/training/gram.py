@@ -130,7 +130,8 @@ class Rounded:
             total: (D,) Σ φ.
             samples: n, at least 1.
         """
-        sums, squares = total.cpu().double(), self.squares.cpu().double()
+        sums = total.cpu().double()
+        squares = self.squares.cpu().double()
         period = float(self.unit << self.bits)
         largest = float((squares - sums.square() / samples).clamp(min=0).max())
         if 2 * largest + self.parts * self.unit >= period:
@@ -323,7 +324,8 @@ class TargetSums(_Addable):
         """Check what may come from another party."""
         parts = (self.features, self.products, self.targets, self.powers)
         shapes = (tuple(self.gram.shape), *(tuple(part.shape) for part in parts))
-        width, outputs = self.features.numel(), len(self.targets)
+        width = self.features.numel()
+        outputs = len(self.targets)
         triangle = (width * (width + 1) // 2,)
         _refuse_other_shapes(
             width, shapes, (triangle, (width,), (outputs, width), (outputs,), (outputs,))
@@ -445,7 +447,8 @@ def measure_targets(
     targets, powers = torch.zeros(2, outputs, dtype=torch.int64, device=device)
     count = 0
     for features, rows in _regrouped(blocks):
-        phi, y = gram.add(features).double(), rows.double()
+        phi = gram.add(features).double()
+        y = rows.double()
         # also where one is NaN
         if y.shape[1:] != (outputs,) or not torch.equal(y.round(), y):
             raise UserError(
@@ -476,9 +479,11 @@ class _Gram:
     """
 
     def __init__(self, width: int, device: torch.device | str, largest: int) -> None:
-        self.kind, self._precision = torch.int32, torch.float32
+        self.kind = torch.int32
+        self._precision = torch.float32
         if largest > LARGEST:
-            self.kind, self._precision = torch.int64, torch.float64
+            self.kind = torch.int64
+            self._precision = torch.float64
         self._largest = largest
         self._total = torch.zeros(width, width, dtype=torch.float64, device=device)
 
@@ -486,7 +491,8 @@ class _Gram:
         """Add a block (b, D), and return it in a type in which products of its numbers add up
         exactly.
         """
-        width, largest = len(self._total), self._largest
+        width = len(self._total)
+        largest = self._largest
         if features.shape[1:] != (width,):
             raise UserError(
                 f"features of shape {tuple(features.shape[1:])} where {width} numbers were "
@@ -579,7 +585,8 @@ def _regrouped(blocks: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor
         ):
             if rows + len(part[1]) > _ROWS:
                 yield _joined(held)
-                held, rows = [], 0
+                held = []
+                rows = 0
             held.append(part)
             rows += len(part[1])
     if rows:

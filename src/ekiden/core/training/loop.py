@@ -110,7 +110,8 @@ def fit(bench: Bench, start: Weights, samples: Subset, *, epochs: int, seed: int
 @contextmanager
 def _drawing_from(seed: int) -> Iterator[None]:
     """Let torch, NumPy and `random` draw from `seed`, and afterwards go on where they were."""
-    before, numbers = random.getstate(), np.random.get_state()
+    before = random.getstate()
+    numbers = np.random.get_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)
     try:

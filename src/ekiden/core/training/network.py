@@ -343,7 +343,8 @@ class Elastic(nn.Module):
 
     def sizes(self, widths: Sequence[int]) -> list[int]:
         """Return the number of parameters of each layer if the hidden layers have these widths."""
-        outputs, inputs = [*widths, len(self.layers[-1].weight)], [1, *widths]
+        outputs = [*widths, len(self.layers[-1].weight)]
+        inputs = [1, *widths]
         return [
             out * (n * form.fan + form.bias)
             for form, out, n in zip(self.forms, outputs, inputs, strict=True)
@@ -353,7 +354,8 @@ class Elastic(nn.Module):
         """Give the hidden layers these widths; if one changes, all values become zero."""
         if list(widths) == self.widths.tolist():
             return
-        outputs, inputs = [*widths, len(self.layers[-1].weight)], [1, *widths]
+        outputs = [*widths, len(self.layers[-1].weight)]
+        inputs = [1, *widths]
         for layer, form, out, units in zip(self.layers, self.forms, outputs, inputs, strict=True):
             resize(layer, out, units * form.fan // prod(layer.weight.shape[2:]))
         self.widths = torch.tensor(list(widths), device=self.widths.device)
@@ -392,9 +394,11 @@ def resize(layer: Dense, outputs: int, inputs: int) -> None:
     if layer.bias is not None:
         layer.bias = nn.Parameter(old.new_zeros(outputs))
     if isinstance(layer, nn.Linear):
-        layer.out_features, layer.in_features = outputs, inputs
+        layer.out_features = outputs
+        layer.in_features = inputs
     else:
-        layer.out_channels, layer.in_channels = outputs, inputs
+        layer.out_channels = outputs
+        layer.in_channels = inputs
 
 
 def adapted(module: nn.Module, model: Weights) -> nn.Module:
@@ -483,7 +487,8 @@ def check(network: nn.Module, shape: tuple[int, ...]) -> None:
             values.data.add_(torch.randn(values.shape, generator=draw), alpha=0.1)
     before.buffers.uniform_(0.5, 1.5, generator=draw)
     elastic = Elastic(before.module)
-    layers, forms = matrices(Network(copy.deepcopy(elastic))), elastic.forms
+    layers = matrices(Network(copy.deepcopy(elastic)))
+    forms = elastic.forms
     for i in range(len(layers) - 1):
         width = len(layers[i]) + 2
         units = torch.randperm(width, generator=draw)[: len(layers[i])]
@@ -493,7 +498,8 @@ def check(network: nn.Module, shape: tuple[int, ...]) -> None:
     x = trial(before.module, torch.randn(2, *shape, generator=draw))
     with torch.no_grad():
         try:
-            wanted, found = before.module.eval()(x), assemble(elastic, layers).module.eval()(x)
+            wanted = before.module.eval()(x)
+            found = assemble(elastic, layers).module.eval()(x)
         except RuntimeError as error:
             raise UserError(f"the network does not run with wider layers: {_ADVICE}") from error
     if not torch.allclose(wanted, found, rtol=1e-3, atol=1e-4 * float(wanted.abs().max() + 1)):

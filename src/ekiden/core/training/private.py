@@ -57,7 +57,8 @@ _ORDERS = np.array(
     ]
 )
 """α, orders of the Rényi divergence"""
-_LEAST_NOISE, _MOST_NOISE = 0.2, 1e5
+_LEAST_NOISE = 0.2
+_MOST_NOISE = 1e5
 _FAR = (
     200.0  # standard deviations to which integrals go; orders whose peak lies beyond are left out
 )
@@ -282,7 +283,8 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
     """Return the least noise multiplier σ with which `steps` keep (ε, δ)."""
     if steps == 0:
         return 0.0
-    low, high = math.log(_LEAST_NOISE), math.log(_MOST_NOISE)
+    low = math.log(_LEAST_NOISE)
+    high = math.log(_MOST_NOISE)
     if Spent(_MOST_NOISE, rate, steps).epsilon(delta) > epsilon:
         raise UserError(
             f"--dp epsilon={epsilon:g} cannot be kept in {steps} steps: give a larger epsilon"
@@ -321,7 +323,8 @@ class Noise:
         """Return (count,) standard normal numbers (Box and Muller)."""
         half = -(-count // 2)
         u = self.words("normal", place, 2 * half)
-        radius, angle = np.sqrt(-2 * np.log1p(-u[:half])), 2 * math.pi * u[half:]
+        radius = np.sqrt(-2 * np.log1p(-u[:half]))
+        angle = 2 * math.pi * u[half:]
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 
     def chosen(self, place: int, samples: int, rate: float) -> Tensor:
@@ -515,7 +518,8 @@ def check_samples(network: Network, x: Tensor, y: Tensor, loss: Loss) -> None:
         # without dropout
         part.eval()
         try:
-            found, alone = _gradients(part, x, y, loss), _alone(part, x, y, loss)
+            found = _gradients(part, x, y, loss)
+            alone = _alone(part, x, y, loss)
         except RuntimeError:  # a fused kernel of evaluation, which has no gradient
             return
     for (name, one), other in zip(found.items(), alone, strict=True):
@@ -555,7 +559,8 @@ _CENTRE = (
 )
 # the largest part of the squared length of this mean that may be noise
 _HIDDEN = 0.2
-_LEAST, _MOST = 16, 2**28
+_LEAST = 16
+_MOST = 2**28
 ROUNDED = 3  # what is taken from a discrete Gaussian's variance to compare it with a Gaussian
 # features for which the noise's largest eigenvalue is about as large as a usual one of the sums
 _ROOM = 0.5
@@ -805,12 +810,14 @@ class Draw:
         """Return True with probability exp(-part/of), for each; part/of is at most 1."""
         # K, the first of 1, 2, ... whose event of probability γ/K fails
         odd = np.ones(len(part), np.bool_)
-        going, k = np.arange(len(part)), 1
+        going = np.arange(len(part))
+        k = 1
         while len(going):
             goes_on = self._below(of, len(going)) < part[going]
             if k > 1:
                 goes_on &= self._below(k, len(going)) == 0
-            going, k = going[goes_on], k + 1
+            going = going[goes_on]
+            k = k + 1
             odd[going] = k % 2 == 1
         return odd
 

@@ -148,7 +148,8 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
     """Return the squared Euclidean distance of two (P,) vectors, in pieces so that no third vector
     is allocated.
     """
-    total, some = torch.zeros((), device=a.device), piece(a)
+    total = torch.zeros((), device=a.device)
+    some = piece(a)
     for x, y in zip(torch.split(a, some), torch.split(b, some), strict=True):
         difference = x - y
         total += difference.dot(difference)
@@ -267,8 +268,10 @@ def layout(
 ) -> Layout:
     """Return the layout of flat vectors that hold these tensors of `module` in this order."""
     names = {id(t): n for n, t in (*module.named_parameters(), *module.named_buffers())}
-    params, stored = _parts(trainable, names), _parts(buffers, names)
-    layers, seen = [], set[int]()
+    params = _parts(trainable, names)
+    stored = _parts(buffers, names)
+    layers = []
+    seen = set[int]()
     for name, part in module.named_modules():
         own = [
             p

@@ -106,7 +106,8 @@ def flags_do_not_collide(subject: Subject) -> None:
 
 def refuses_wrong_values(subject: Subject) -> None:
     """It refuses wrong values: of another type, unknown choices, NaN and infinity."""
-    default, hints = subject.default, get_type_hints(subject.kind, include_extras=True)
+    default = subject.default
+    hints = get_type_hints(subject.kind, include_extras=True)
     for f in fields(subject.kind):
         for value in _WRONG.get(_base(hints[f.name], getattr(default, f.name)), ()):
             try:
@@ -206,7 +207,8 @@ def ends_after_its_steps(subject: Subject) -> None:
 def learns(subject: Subject) -> None:
     """It learns: a small run ends better than chance. It need not train."""
     # a run that fails is reported once
-    _, best = subject.plain, 0.0
+    _ = subject.plain
+    best = 0.0
     for method, lr in _attempts(subject):
         row = _run(method, training=Training(lr=lr, batch_size=16)).metrics[-1]
         best = max(best, row["accuracy"], row["client_mean"])
@@ -234,7 +236,8 @@ def counts_every_pass(subject: Subject) -> None:
     _ = subject.watched
     for passes in subject.seen.passes:
         for way in ("forward", "backward"):
-            said, seen = getattr(passes.reported, way), getattr(passes.measured, way)
+            said = getattr(passes.reported, way)
+            seen = getattr(passes.measured, way)
             if said != seen:
                 raise Broken(
                     f"{passes.task} sends {seen} samples {way}, {said} are counted: add to "
@@ -244,9 +247,11 @@ def counts_every_pass(subject: Subject) -> None:
 
 def ledger_equals_the_cost(subject: Subject) -> None:
     """The ledger has the bytes that `cost` says, or fewer if `moved` says so."""
-    method, result = subject.small, subject.plain
+    method = subject.small
+    result = subject.plain
     size = Size.of(Network(of_method(Tiny, method, (4,), 3, 3, Classification())()), (4,))
-    cost, moved = method.cost(CLIENTS, size), method.moved(result.state, CLIENTS, size)
+    cost = method.cost(CLIENTS, size)
+    moved = method.moved(result.state, CLIENTS, size)
     if result.bytes != moved:
         says = "moved"
         if type(method).moved is Method.moved:
@@ -282,7 +287,8 @@ def repeats(subject: Subject) -> None:
 
 def resumes(subject: Subject) -> None:
     """It resumes after every step bit for bit."""
-    _, steps = subject.watched, subject.steps
+    _ = subject.watched
+    steps = subject.steps
     with TemporaryDirectory() as folder:
         # Stopped after each step; and, if there are more steps, after several steps of one process.
         for each in sorted({1, -(-steps // 2)}):
@@ -358,7 +364,8 @@ up."""
 def gives_the_same_bits(make: MakesTransport) -> None:
     """Models, metrics and ledger are those of a run in one process."""
     for method in SHAPES:
-        here, there = _run(method), _run(method, transport=make)
+        here = _run(method)
+        there = _run(method, transport=make)
         differs = difference(here, there)
         if here.metrics != there.metrics:
             differs = differs or "other metrics"
@@ -406,7 +413,8 @@ class _Died(Exception):
 def _compare(method: Method, attempts: Callable[[Path, int], None]) -> None:
     """Refuse a run made by `attempts` that left other files than a run in one process."""
     with TemporaryDirectory() as scratch:
-        whole, other = Path(scratch) / "whole", Path(scratch) / "other"
+        whole = Path(scratch) / "whole"
+        other = Path(scratch) / "other"
         _run(method, folder=whole)
         attempts(other, method.steps(len(blobs().clients)))
         if different := _different(files(whole), files(other)):

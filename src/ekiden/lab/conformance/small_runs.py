@@ -89,8 +89,11 @@ class Seen:
 @contextmanager
 def watched() -> Iterator[Seen]:
     """Watch the tasks of runs in this process, while the context is open."""
-    seen, forward, execute = Seen(), nn.Linear.forward, Worker.execute
-    measured, reaches_first = Work(), False
+    seen = Seen()
+    forward = nn.Linear.forward
+    execute = Worker.execute
+    measured = Work()
+    reaches_first = False
 
     def back(gradient: torch.Tensor) -> None:
         measured.backward += len(gradient)

@@ -158,7 +158,8 @@ def _line(group: Group, axis: Axis, metric: str) -> Line | None:
 
 def _draw(axis: Axis, number: int, groups: Sequence[Group]) -> Drawing | None:
     """Draw one figure; None if nothing was spent, or there is only one step."""
-    metric, unit = groups[0].metric, groups[0].shown
+    metric = groups[0].metric
+    unit = groups[0].shown
     if len({group.metric for group in groups}) > 1:
         metric = "accuracy"
     lines: list[Line] = []
@@ -201,8 +202,11 @@ def _series(axes: Any, line: Line, logarithmic: bool) -> None:
     """Draw one method as a line with a mark at its end, or as a line across the figure if it spent
     nothing.
     """
-    style, name = line_style(line.group.place), line.group.name
-    colour, x, y = style["color"], line.x, line.y
+    style = line_style(line.group.place)
+    name = line.group.name
+    colour = style["color"]
+    x = line.x
+    y = line.y
     if not x[-1] > 0:
         axes.axhline(y[-1], color=colour, linestyle=(0, (1, 2)), label=shown(f"{name} (none)"))
         return
@@ -211,7 +215,8 @@ def _series(axes: Any, line: Line, logarithmic: bool) -> None:
         x = np.where(x > 0, x, np.nan)
     axes.plot(x, y, **style, markersize=3.5, markevery=max(1, len(x) // 10), linewidth=1.5)
     if line.std is not None:
-        low, high = y - line.std, y + line.std
+        low = y - line.std
+        high = y + line.std
         axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.errorbar(x[-1], y[-1], yerr=line.std[-1], color=colour, capsize=2.5, linewidth=1.2)
     axes.plot(x[-1:], y[-1:], **style, markersize=8, markeredgecolor="none", label=shown(name))
@@ -234,15 +239,19 @@ def heat(
     most = max(n, m)
     written = most <= 20
     # inches, room for three digits
-    cell, high_cell, room = 0.42, 0.8 * 0.42, 0.25
+    cell = 0.42
+    high_cell = 0.8 * 0.42
+    room = 0.25
     if not written:
         # next to the cells there is a colour bar
-        cell, room = max(8.8 / most, min(0.11, 18 / most)), 1.0
+        cell = max(8.8 / most, min(0.11, 18 / most))
+        room = 1.0
         high_cell = cell
         # so few names can all be read
         if n <= 20:
             high_cell = max(cell, 0.22)
-    beside, below = _room_for(rows), _room_for(columns)
+    beside = _room_for(rows)
+    below = _room_for(columns)
     figure, axes = blank(max(3.0, cell * m + beside + room), max(1.4, high_cell * n + below + 0.25))
     low, high = limits or (float(np.nanmin(values)), float(np.nanmax(values)))
     mesh = axes.pcolormesh(
@@ -260,9 +269,11 @@ def heat(
     axes.set(xlabel=labels[1], ylabel=labels[0])
     if written:
         for (i, j), value in np.ndenumerate(values):
-            text, colour = "–", MUTED
+            text = "–"
+            colour = MUTED
             if np.isfinite(value):
-                text, colour = form.format(value), WHITE
+                text = form.format(value)
+                colour = WHITE
                 # a bright cell
                 if (value - low) / ((high - low) or 1) > 0.55:
                     colour = "#101010"
@@ -320,8 +331,11 @@ def by_client(setting: str, number: int, groups: Sequence[Group]) -> Drawing | M
     known = [g for g in groups if g.first.last.get("clients")]
     if not known:
         return Missing(setting, "runs list the accuracies of up to 100 clients that have test data")
-    metric, first = known[0].shown, known[0].first
-    names, each, clients = [], [], list[str]()
+    metric = known[0].shown
+    first = known[0].first
+    names = []
+    each = []
+    clients = list[str]()
     for group in known:
         if group.shown.name == metric.name:
             names.append(group.name)
@@ -359,7 +373,9 @@ def hops(run: Summary) -> list[str] | None:
     """
     clients: list[str] = []
     for row in read_ledger(run.folder):
-        source, target, step = row["source"], row["target"], row["step"]
+        source = row["source"]
+        target = row["target"]
+        step = row["step"]
         if SERVER in (source, target):
             return None
         if not clients:
@@ -377,12 +393,16 @@ def forgetting(group: Group, number: int) -> Drawing | Missing | None:
     """Draw accuracy on each client's data after each hop, clients in the order of their first hop.
     None: no hops.
     """
-    run, metric = group.first, group.shown
+    run = group.first
+    metric = group.shown
     path = hops(run)
     if path is None:
         return None
-    order, clients = list(dict.fromkeys(path)), list(run.config["clients"])
-    each, trained, down = [], [], []
+    order = list(dict.fromkeys(path))
+    clients = list(run.config["clients"])
+    each = []
+    trained = []
+    down = []
     for hop, (client, row) in enumerate(zip(path, run.metrics, strict=True), 1):
         if row.get("clients"):
             each.append(row["clients"])
@@ -511,7 +531,9 @@ def _table(name: str, title: str, found: Mapping[str, Any]) -> PlainTable:
     """Return one row for each subgroup."""
     # which are in percent
     figures: Mapping[str, bool] = found.get("shares", {})
-    header, shown, known = ["subgroup", "samples", "positives"], [], False
+    header = ["subgroup", "samples", "positives"]
+    shown = []
+    known = False
     for figure, share in figures.items():
         unit = ""
         if share:
@@ -524,7 +546,8 @@ def _table(name: str, title: str, found: Mapping[str, Any]) -> PlainTable:
                 cells.append(cell(row, figure, share=share).replace("\n", "; "))
             line = "–"
             if row.get("recalibration"):
-                line, known = "{:.2f}, {:+.2f}".format(*row["recalibration"]), True
+                line = "{:.2f}, {:+.2f}".format(*row["recalibration"])
+                known = True
             shown.append([*cells, line])
     if known:
         header.append("slope, intercept")

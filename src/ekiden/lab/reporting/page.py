@@ -134,7 +134,8 @@ def _details(found: Found, most: int, opener: Opener) -> Details:
     `most`.
     """
     groups: list[Group] = []
-    closed, opened = [], {}
+    closed = []
+    opened = {}
     for setting, peers in by_setting(found.groups).items():
         fitting = peers
         # a setting is torn apart only if it is the first

@@ -143,7 +143,8 @@ def _finished(
     for folder in _distinct(chain.from_iterable(map(find, paths))):
         try:
             run = _read(folder)
-            key, seed = _alike(run.config), run.recipe["seed"]
+            key = _alike(run.config)
+            seed = run.recipe["seed"]
         except UserError as error:
             left_out.append((folder, str(error)))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -218,7 +219,9 @@ def _alike(config: Mapping[str, Any]) -> str:
     """Return everything that identifies a run, except the seed and what does not change its
     result.
     """
-    said, recipe, cell = said_in(config), config["recipe"], cell_of(config)
+    said = said_in(config)
+    recipe = config["recipe"]
+    cell = cell_of(config)
     plan = list(map(said.get, ("data", "silos", "reading", "task", "size", "val_fraction")))
     parts = itemgetter("method", "hyperparameters", "training", "model", "evaluate_on")(recipe)
     made_for = list(map(cell.get, ("experiment", "row", "column")))
@@ -279,9 +282,11 @@ def _name(group: Group, peers: Sequence[Group], columns: set[str]) -> str:
     """Return its label in a sweep's table, or its method with the settings that differ between runs
     of that method.
     """
-    swept, method = cell_of(group.first.config), group.first.recipe["method"]
+    swept = cell_of(group.first.config)
+    method = group.first.recipe["method"]
     if swept.get("row") and swept.get("column"):
-        label, other = str(swept["row"]), str(swept["column"])
+        label = str(swept["row"])
+        other = str(swept["column"])
         if swept.get("experiment") in columns:
             label, other = other, label
         for peer in peers:
@@ -294,7 +299,8 @@ def _name(group: Group, peers: Sequence[Group], columns: set[str]) -> str:
     for name, value in _settings(group).items():
         if any(other.get(name) != value for other in others):
             differing.append(f"{name}={value}")
-    title, kind = outside.short(method), known(method)
+    title = outside.short(method)
+    kind = known(method)
     if kind:
         title = kind.__name__
     if differing:
@@ -339,7 +345,8 @@ def open_models_of(
     else:
         check_same_data(run.config, result.build.method, given, run.folder)
         data = given
-    models, personal = result.personal, bool(result.personal)
+    models = result.personal
+    personal = bool(result.personal)
     if result.weights is not None and not personal:
         models = (result.weights,)
     return Opened(data, result.judge(data), models, personal)

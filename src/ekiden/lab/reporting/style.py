@@ -18,7 +18,10 @@ from matplotlib.figure import Figure
 
 from ekiden.core.base.files import csv_cell
 
-INK, MUTED, LINE, PAPER = "#1b1f24", "#5d6570", "#d9dde2", "#ffffff"
+INK = "#1b1f24"
+MUTED = "#5d6570"
+LINE = "#d9dde2"
+PAPER = "#ffffff"
 WHITE = "#fefefe"  # on top of a dark cell: white in both modes
 # Okabe and Ito, grey for black
 SERIES = (

@@ -138,7 +138,8 @@ def costs(setting: str, number: int, groups: Sequence[Group]) -> PlainTable:
     metric = groups[0].shown
     header = ["method", "seeds", f"{metric.name}{metric.unit}", f"own test data{metric.unit}"]
     header += [f"worst client{metric.unit}", "moved", "forward", "backward"]
-    rows, data = [], []
+    rows = []
+    data = []
     named = (metric.name, "client_mean", "client_worst")
     for group in groups:
         cells = [group.name, str(len(group.runs))]
@@ -166,7 +167,9 @@ def _mean(values: Sequence[float]) -> float | None:
 def _published(number: int, experiment: Experiment, done: Sequence[CellResult]) -> PlainTable:
     """Return our values next to the printed ones."""
     places = ranks(experiment, done)
-    cells, reasons, printed = {}, {experiment.differs}, False
+    cells = {}
+    reasons = {experiment.differs}
+    printed = False
     for result in done:
         rank = places.get(result.cell.slug, 0)
         # only the first two are marked
@@ -192,13 +195,15 @@ def _published(number: int, experiment: Experiment, done: Sequence[CellResult]) 
     if experiment.note:
         about.append(experiment.note)
     note = " ".join(notes) + "\n" + " ".join(about)
-    columns, link = experiment.columns, experiment.link
+    columns = experiment.columns
+    link = experiment.link
     return _results(number, experiment.title, experiment.rows, columns, cells, note, link)
 
 
 def _compared(result: CellResult, rank: int, experiment: Experiment) -> _Result:
     """Return what a cell of a sweep shows."""
-    cell, printed = result.cell, result.cell.published
+    cell = result.cell
+    printed = result.cell.published
     if not result.runs:
         text = "not run"
         if cell.skip:
@@ -245,8 +250,12 @@ def _paired(name: str, contrast: Contrast) -> PlainTable:
 
 def _loose(number: int, groups: Sequence[Group]) -> PlainTable:
     """Return methods by data, in the order in which they first appear."""
-    settings, rows = by_setting(groups), dict[str, None]()
-    cells, guesses, how, title = {}, dict[str, float](), _HOW, ""
+    settings = by_setting(groups)
+    rows = dict[str, None]()
+    cells = {}
+    guesses = dict[str, float]()
+    how = _HOW
+    title = ""
     for setting, inside in settings.items():
         best = _best_two(inside)
         for group in inside:
@@ -271,7 +280,8 @@ def _loose(number: int, groups: Sequence[Group]) -> PlainTable:
 
 def _best_two(groups: Sequence[Group]) -> dict[str, int]:
     """Return the ranks of the best two methods by name; alone, one is not the best of anything."""
-    metric, scores = groups[0].shown, {}
+    metric = groups[0].shown
+    scores = {}
     for group in groups:
         if group.shown.name == metric.name and not group.yardstick:
             scores[group.name] = mean(group.values(metric.name))

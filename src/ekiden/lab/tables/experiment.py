@@ -243,7 +243,8 @@ def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
             values = tomllib.loads(content)
         except tomllib.TOMLDecodeError as error:
             raise UserError(f"it is not valid TOML: {error}") from None
-        entries, default = made(_Content, values), values.get("settings", {})
+        entries = made(_Content, values)
+        default = values.get("settings", {})
         seeds = entries.seeds
         if not seeds or len(set(seeds)) < len(seeds):
             raise UserError(f"seeds must differ from each other, and be one at least, not {seeds}")
@@ -263,7 +264,8 @@ def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
         for row, number in product(rows, range(len(columns))):
             cells.append(_cell(default, columns, number, row, chosen, entries.printed_seeds))
         _check_folders(cells)
-        of_rows, of_columns = _labels(rows), _labels(columns)
+        of_rows = _labels(rows)
+        of_columns = _labels(columns)
         in_rows = any("method" in row for row in rows)
         methods = of_columns
         if in_rows:
@@ -385,7 +387,8 @@ def _cell(
             layers += _parts(layer, method)
         note, differs = ("; ".join(_texts(layers, key)) for key in ("note", "differs"))
         printed = _printed(row.get("printed"), number, len(columns), printed_runs)
-        metric, skip = _last(layers, "metric") or METRICS[0], _last(layers, "skip")
+        metric = _last(layers, "metric") or METRICS[0]
+        skip = _last(layers, "skip")
         if metric not in (*METRICS, *_OF_TASKS):
             raise unknown("metric", metric, (*METRICS, *_OF_TASKS))
         cell = Cell(row["label"], column["label"], None, printed, metric, skip, differs, note)

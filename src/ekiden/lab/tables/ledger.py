@@ -56,7 +56,8 @@ def page(sweeps: Sequence[Sweep]) -> str:
 
 def section(sweep: Sweep, *more: Sweep) -> str:
     """Return the section of one sweep, which may have several folders or files of records."""
-    experiment, results = sweep.experiment, collect(sweep, more=more)
+    experiment = sweep.experiment
+    results = collect(sweep, more=more)
     places = {run.folder.name for run in sweep.runs()}
     for one in more:
         for run in one.runs():
@@ -65,7 +66,8 @@ def section(sweep: Sweep, *more: Sweep) -> str:
                     f"{sweep.folder} has no cell for {run.folder}: name {one.folder} first"
                 )
     done = [result for result in results if result.runs]
-    lines, source = [f"## {experiment.title}", ""], experiment.source
+    lines = [f"## {experiment.title}", ""]
+    source = experiment.source
     if experiment.link:
         source = f"[{source}]({experiment.link})"
     if source:
@@ -115,7 +117,8 @@ def _intervals(results: Sequence[CellResult], experiment: Experiment) -> list[st
     found: dict[str, dict[str, str]] = defaultdict(dict)
     columns = dict[str, str]()
     for result in results:
-        name, each = result.cell.metric, []
+        name = result.cell.metric
+        each = []
         for run in result.runs:
             figures = run.last.get("figures", {})
             if name in figures.get("intervals", {}):
@@ -145,7 +148,9 @@ def _contrast(contrast: Contrast) -> list[str]:
 
 def line(result: CellResult, experiment: Experiment) -> list[str]:
     """Return a cell that has been run, as the texts of the columns of the table."""
-    seeds, sent, passes = [], [], []
+    seeds = []
+    sent = []
+    passes = []
     for run in result.runs:
         seeds.append(str(run.recipe["seed"]))
         sent.append(run.last["bytes"])
@@ -169,10 +174,12 @@ def _origins(results: Sequence[CellResult]) -> str:
 
 def _environment(results: Sequence[CellResult]) -> str:
     """Say on what machine and with what versions they were run, and how long that took."""
-    versions, seconds = set(), 0.0
+    versions = set()
+    seconds = 0.0
     for run in runs_of(results):
         seconds += run.seconds
-        device, torch = "CPU", run.environment.get("torch") or "unknown"
+        device = "CPU"
+        torch = run.environment.get("torch") or "unknown"
         if run.config["hardware"].get("device") != "cpu":
             device = run.environment.get("gpu") or device
         versions.add(f"Ekiden {run.config.get('ekiden', 'unknown')}, PyTorch {torch}, {device}")

@@ -78,7 +78,8 @@ def _differ(found: Plan[Method], wanted: Plan[Method]) -> tuple[str, ...]:
     """
     if found == wanted:
         return ()
-    there, here = flat(found), flat(wanted)
+    there = flat(found)
+    here = flat(wanted)
     told = []
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):
@@ -113,7 +114,8 @@ def select(found: Experiment, only: Sequence[str], without: Sequence[str] = ()) 
         for text in map(str.strip, texts):
             row, slash, column = text.partition("/")
             if slash and text not in labels:
-                rows, columns = _meant(row, found.rows), _meant(column, found.columns)
+                rows = _meant(row, found.rows)
+                columns = _meant(column, found.columns)
                 here = {c.slug for c in found.cells if c.row in rows and c.column in columns}
             else:
                 meant = _meant(text, labels)
@@ -147,7 +149,8 @@ def _meant(text: str, labels: Collection[str]) -> Set[str]:
 
 
 FORMAT = 1
-MARK, COPY = "sweep.json", "experiment.toml"
+MARK = "sweep.json"
+COPY = "experiment.toml"
 """Other files in a sweep folder: the experiment file's name and budget, and a copy of the file."""
 OWN = (MARK, COPY)
 
@@ -268,7 +271,8 @@ def _reused(sweep: Sweep, paths: Sequence[Path]) -> dict[str, Summary]:
     reused = {}
     for run in sweep.runs():
         if same := found.get(json.dumps(flat(run.plan), sort_keys=True)):
-            made_for, about = cell_of(same.config), _about(sweep, run)
+            made_for = cell_of(same.config)
+            about = _about(sweep, run)
             about["of"] = str(made_for.get("of") or made_for.get("experiment", ""))
             config = same.config | {"sweep": about}
             reused[run.folder.name] = replace(same, config=config, recorded=True)
@@ -288,7 +292,8 @@ def opened(folder: Path) -> Sweep:
             f"{folder} is not a sweep folder (it has no {MARK}): give a folder that `ekiden sweep` "
             "made"
         )
-    mark, copy = _mark(folder), folder / COPY
+    mark = _mark(folder)
+    copy = folder / COPY
     name = Path(mark["file"]).stem
     found = experiment.parsed(_content(copy), name, mark["budget"], str(copy))
     return Sweep(found, folder, mark["file"])
@@ -298,7 +303,8 @@ def jobs(sweep: Sweep, runs: Sequence[SweepRun], device: str = "") -> list[Launc
     """Return the runs that are left to do and can be read. Runs that have begun keep their
     settings.
     """
-    changed, left = [], []
+    changed = []
+    left = []
     for run in runs:
         state = run.state
         if state.changed:
@@ -380,7 +386,8 @@ class SweepOutcomes:
         self.failed: dict[str, str] = {}
         # runs on which another process is working
         self.elsewhere: list[SweepRun] = []
-        self._sweep, self._file = sweep, file
+        self._sweep = sweep
+        self._file = file
         self._unkept = list(sweep.runs())
         if file:
             records.prepare(file)
@@ -514,7 +521,8 @@ def _known(path: Path | None, name: str, budget: str) -> Records | None:
 
 def _short(file: Path) -> str:
     """Return a path relative to the current folder, if it is below that."""
-    whole, here = file.absolute(), Path.cwd()
+    whole = file.absolute()
+    here = Path.cwd()
     if whole.is_relative_to(here):
         return str(whole.relative_to(here))
     return str(file)

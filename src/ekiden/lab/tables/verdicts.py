@@ -78,7 +78,8 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """The verdict: `consistent` if spreads explain the difference, else `above` or `below`."""
-        t, limit = self.t, self.limit
+        t = self.t
+        limit = self.limit
         if self.std is None:
             return "no spread known: one seed"
         if t is None or limit is None:
@@ -150,7 +151,9 @@ class CellResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; shares in per cent, as papers print them."""
-        cell, compared, average = self.cell, self.comparison, None
+        cell = self.cell
+        compared = self.comparison
+        average = None
         printed = cell.published
         if self.runs:
             average = self.mean
@@ -184,8 +187,10 @@ def collect(
     left_out = defaultdict[str, list[str]](list)
     places = [replace(one, experiment=sweep.experiment).runs(chosen) for one in (sweep, *more)]
     for copies in zip(*places, strict=True):
-        cell, seed = copies[0].cell, copies[0].seed
-        counted, reasons = [], []
+        cell = copies[0].cell
+        seed = copies[0].seed
+        counted = []
+        reasons = []
         for copy in copies:
             state = copy.state
             why = state.why
@@ -264,7 +269,8 @@ def listing(experiment: Experiment, results: Sequence[CellResult]) -> RichTable:
     places = ranks(experiment, results)
     numbers = ("ours", "seeds", "printed", "difference")
     made = table_of("row", "column", *numbers, right=numbers)
-    made.title, made.title_justify = Text(heading(experiment, results)), "left"
+    made.title = Text(heading(experiment, results))
+    made.title_justify = "left"
     for r in results:
         value = Text("not run")
         if r.runs:
@@ -420,7 +426,8 @@ class Contrast:
     @property
     def behind(self) -> str:
         """All cases in which the method is behind another one that is not a bound, in words."""
-        lost, compared = [], 0
+        lost = []
+        compared = 0
         for task in self.tasks:
             for gap in task.each:
                 if gap and not gap.bound:

@@ -698,7 +698,7 @@ class SPFL(Method):
     def at(self, client: Client, kept: KeptInChains, size: float, round: int) -> ClientRound:
         """Return what is available to a host."""
         training = shared.local_training(client, self.lr_decay, round)
-        (start, sent) = kept.opening
+        start, sent = kept.opening
         return ClientRound(client, training, self.epochs, start, sent, kept.memory, size)
 
     def alignment(self, client: Client, model: Weights, kept: KeptInChains) -> Objective:
@@ -761,7 +761,7 @@ class SPFL(Method):
     def traffic(self, clients: int, model: int) -> int:
         """Return the bytes of all rounds."""
         host = self.plugged
-        (chains, length) = self.shape(clients)
+        chains, length = self.shape(clients)
         vectors = self.needs_start(host) + host.sent + host.changes
         each = vectors * model + 8 * host.numbers
         return self.rounds * (chains * (length + 1) * model + self.met(clients) * each)

@@ -45,7 +45,8 @@ class Arrays(Inputs):
         cls, sides: Sequence[Sequence[Raw]], wanted: Encoding
     ) -> tuple[list[Tensor], Inputs | None]:
         """Put arrays together. Their type says whether they are images, tokens or other numbers."""
-        parts, found = list[list[Tensor]](), dict[str, Tensor]()
+        parts = list[list[Tensor]]()
+        found = dict[str, Tensor]()
         for side in sides:
             parts.append([torch.as_tensor(raw.images) for raw in side])
             for raw, x in zip(side, parts[-1], strict=True):
@@ -59,7 +60,8 @@ class Arrays(Inputs):
         """Return the numbers (n, ...) of a column of lists, which may be nested."""
         import pyarrow.compute as pc
 
-        name, kind = table.column_names[0], table.schema.types[0]
+        name = table.column_names[0]
+        kind = table.schema.types[0]
         if not is_list(kind):
             raise UserError(
                 f"column {name!r} of {source} holds {kind}, not lists of numbers: give lists of "

@@ -104,7 +104,9 @@ class Images(Inputs):
         """Return encoded bytes, or files, which are named relative to the table."""
         import pyarrow as pa
 
-        column, name, beside = table.column(0), table.column_names[0], Path(source).parent
+        column = table.column(0)
+        name = table.column_names[0]
+        beside = Path(source).parent
         if is_text(column.type):
             names = column.to_pylist()
             for row, file in enumerate(names):
@@ -311,12 +313,14 @@ def decode(
         looks = list(pool.map(_look, items))
         told.look(looks)
         channels = _channels(images, looks, shape)
-        width, height = images.size, images.size
+        width = images.size
+        height = images.size
         if not images.size:
             width, height = _one_size(looks, sides[0][0].source)
         # then no image may have colours
         strict = channels == 1 and images.colour == "auto"
-        out, levels = [], list[int | None]()
+        out = []
+        levels = list[int | None]()
         for side in each:
             pixels = files.room((len(side), channels, height, width))
             chunks = [side[at : at + CHUNK] for at in range(0, len(side), CHUNK)]
@@ -528,7 +532,8 @@ def _chunk(
     Return the largest value of each image that has more than 8 bits, otherwise None; and the number
     of images with NaN.
     """
-    levels, blank = list[int | None](), 0
+    levels = list[int | None]()
+    blank = 0
     for place, item in enumerate(items):
         try:
             source = _source(item)
@@ -578,7 +583,8 @@ def _sized(
     # the middle square
     if images.fit == "crop":
         side = min(image.size)
-        left, top = (image.width - side) / 2, (image.height - side) / 2
+        left = (image.width - side) / 2
+        top = (image.height - side) / 2
         box = (left, top, left + side, top + side)
     return image.resize((size, size), how, box=box)
 
@@ -600,7 +606,8 @@ def _plain(loaded: Loaded, window: tuple[float, ...]) -> tuple[Image.Image, int 
     """Return the image as 8-bit grey or RGB, its largest value if it has 16 bits, and whether it
     holds NaN.
     """
-    image, levels = loaded.image, loaded.levels
+    image = loaded.image
+    levels = loaded.levels
     if image.mode in ("L", "RGB"):
         if levels == 256:
             return image, None, False
@@ -631,7 +638,8 @@ def _plain(loaded: Loaded, window: tuple[float, ...]) -> tuple[Image.Image, int 
 
 def _check_range(values: NDArray[np.float64], loaded: Loaded) -> None:
     """Refuse measurements outside the grey levels from 0 to 255."""
-    least, most = float(np.nanmin(values)), float(np.nanmax(values))
+    least = float(np.nanmin(values))
+    most = float(np.nanmax(values))
     if least >= 0 and most <= 255 and not 0 < most <= 1:
         return
     own = ""

@@ -154,7 +154,8 @@ class Table(Inputs):
 
     def say_unknown(self, raws: Sequence[Raw]) -> None:
         """Count and name the categories that were not agreed on."""
-        found, rows_ = [], sum(map(len, raws))
+        found = []
+        rows_ = sum(map(len, raws))
         for name, known in zip(self.categorical, self.vocabularies, strict=True):
             counts = Counter[str]()
             for raw in raws:
@@ -194,7 +195,8 @@ class Table(Inputs):
         """Return (n, d) float32 rows of unscaled numbers (n, numeric) and names (n,); NaN and ""
         are missing.
         """
-        centre, scale = np.array(self.centre), np.array(self.scale)
+        centre = np.array(self.centre)
+        scale = np.array(self.scale)
         scaled = np.nan_to_num((numbers - centre) / scale)
         gaps = np.isnan(numbers[:, [*map(self.numeric.index, self.gaps)]])
         codes = map(_codes, names, self.vocabularies)
@@ -214,7 +216,8 @@ class Table(Inputs):
 
 def encode_again(x: Tensor, before: Table, after: Table) -> Tensor:
     """Return unscaled rows (n, d) float64 as scaled rows."""
-    rows, n = x.numpy(), len(before.numeric)
+    rows = x.numpy()
+    n = len(before.numeric)
     names = list[Names]()
     for k, known in enumerate(before.vocabularies, n):
         names.append(np.array(["", *known], dtype=np.str_)[rows[:, k].astype(np.int64)])
@@ -227,7 +230,8 @@ def unscaled(raws: Sequence[Raw], missing: Sequence[str]) -> tuple[Table, Tensor
 
     `missing` are cells that mark a missing value, in addition to the usual ones.
     """
-    first, wanted = raws[0].source, raws[0].images.column_names
+    first = raws[0].source
+    wanted = raws[0].images.column_names
     for raw in raws:
         _same_columns(wanted, raw.images.column_names, first, raw.source)
     of_kind = defaultdict[str, list[str]](list)
@@ -279,7 +283,8 @@ def rows(raw: Raw, table: Table) -> tuple[Numbers, list[Names]]:
 def _same_columns(
     wanted: Sequence[str], found: Sequence[str], first: str, source: str, *, more: bool = False
 ) -> None:
-    lacking, extra = not_in(found, wanted), not_in(wanted, found)
+    lacking = not_in(found, wanted)
+    extra = not_in(wanted, found)
     if lacking:
         rename = ""
         if near := nearest(lacking[0], extra, n=1, cutoff=0.8):
@@ -304,7 +309,8 @@ def _kind(name: str, raws: Sequence[Raw]) -> str:
         if kind := _stored(raw, name):
             known.setdefault(kind, raw)
     if "names" in known and len(known) > 1:
-        text, other = known.pop("names"), next(iter(known.values()))
+        text = known.pop("names")
+        other = next(iter(known.values()))
         row, value = _first(text, name)
         raise UserError(
             f"column {name!r} of {text.source} holds text ({value!r} in {text.row(row)}), but that "
@@ -346,7 +352,8 @@ def _stored(raw: Raw, name: str) -> str:
 
 def _numbers(raw: Raw, name: str, *, date: bool) -> Numbers:
     """Return the values (n,) of a column; dates and times are days since 1970."""
-    kind, wanted = _stored(raw, name), "numbers"
+    kind = _stored(raw, name)
+    wanted = "numbers"
     if date:
         wanted = "dates"
     if not kind:

@@ -123,7 +123,8 @@ class Tokens(Inputs):
         """Return the texts; a missing one is empty."""
         import pyarrow as pa
 
-        name, kind = table.column_names[0], table.schema.types[0]
+        name = table.column_names[0]
+        kind = table.schema.types[0]
         if pa.types.is_null(kind):
             raise UserError(
                 f"column {name!r} of {source} is empty: name the column of texts with --text-column"

@@ -25,7 +25,8 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     # an extra
     from tokenizers import Tokenizer
 
-    seconds, texts = asked["seconds"], asked["texts"]
+    seconds = asked["seconds"]
+    texts = asked["texts"]
     _set_alarm(seconds)
     tokenizer = Tokenizer.from_str(asked["tokenizer"])
     names = [tokenizer.padding["pad_token"]] if tokenizer.padding else _PADDING

@@ -21,7 +21,7 @@ def sums(file: SiloFile) -> ColumnSums:
             f"{file.path}: --bounds tells those of the study's schema: name it by data.schema"
         )
     schema = schemas.parse(file.schema)
-    (dataset, _) = file.unscaled()
+    dataset, _ = file.unscaled()
     table = Table.of(dataset.inputs)
     least = dataset.least
     columns = schema.columns

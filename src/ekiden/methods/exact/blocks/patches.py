@@ -355,7 +355,7 @@ class Patches(nn.Module):
         b).
         """
         inverse = _inverse_contrast(pixels, bank.size)
-        (height, width, b) = inverse.shape
+        height, width, b = inverse.shape
         g = self.how.pool
         inverse = (inverse * bank.unit).float().view(-1)
         read = _folded(pixels, bank.size)
