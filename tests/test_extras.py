@@ -63,7 +63,7 @@ def test_the_base_trains_and_compares_and_what_lacks_an_extra_names_it(tmp_path:
     runs = (
         f"run fedelmy {SMALL} --models 1 --epochs 1 --warmup 1 --partition iid",
         f"run fedseq {SMALL} --epochs 1",
-        f"run fedtasuki {SMALL} --epochs 1",
+        f"run fedtasuki {SMALL} --epochs 20",
         f"run fedgram {SMALL}",
         "compare runs/fedseq-digits-seed0 runs/fedgram-digits-seed0",
         "show runs/fedseq-digits-seed0",
