@@ -114,5 +114,5 @@ def _write(kind: Kind, root: Path, more: Mapping[str, str], link: Callable[[str]
         data = kind.toml(root / f"{name}{kind.suffix}", more)
         reach = f'[link]\nkey = "{name}.key"\npeers = "peers"\n{link(name)}'
         (root / f"{name}.toml").write_text(
-            f'name = "{name}"\n{data}[hardware]\nthreads = 1\n[limits]\nlevel = "all"\n{reach}'
+            f'name = "{name}"\n{data}[hardware]\nthreads = 1\n[limits]\nlevel = "all"\napprove = false\n{reach}'
         )

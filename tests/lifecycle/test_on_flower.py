@@ -52,7 +52,9 @@ def test_a_life_over_real_silos(name: str, federation: Federation, tmp_path: Pat
     used."""
     method, root = KINDS[name].method, federation.folder
     for silo in NAMES:  # kinds share columns, of which there is one version
-        (root / f"{silo}-silo" / "told.jsonl").write_text("")
+        told = root / f"{silo}-silo" / "told.jsonl"
+        if told.exists():
+            told.write_text("")
     place = life.Place(name, tmp_path, silos(KINDS[name], root, partial(reach, federation)))
     place.silos.run(life.FAR[method], tmp_path / "here")
 
@@ -89,7 +91,7 @@ def test_a_life_over_real_silos(name: str, federation: Federation, tmp_path: Pat
         [*command, *(["--width", str(life.WIDTH)] if method == "fedgram" else life.FLAGS[method])],
     )
     run = out / f"{method}-flower-seed0"
-    wait_for(run / "times.jsonl", '"step":1', 300)
+    wait_for(run / "times.jsonl", '"step":1', 60)
     kill_coordinator(federation)
     code, said = federation.processes.pop("run").wait(120), (root / "run.log").read_text()
     assert code == 2, said
@@ -97,7 +99,8 @@ def test_a_life_over_real_silos(name: str, federation: Federation, tmp_path: Pat
     assert not (run / "model.safetensors").exists()
     said = federation.ekiden("resume", str(run), timeout=400)
     assert_same_files(run, tmp_path / "here", said)
-    assert len(read_lines(run / "attempts.jsonl")) == 2
+    began = [row for row in read_lines(run / "attempts.jsonl") if "started" in row]
+    assert len(began) == 2
     assert "verified: " in ekiden("verify", run, "--keys", root / "keys")
 
     place.put(f"{method} far", run)
@@ -109,6 +112,5 @@ def test_a_life_over_real_silos(name: str, federation: Federation, tmp_path: Pat
 
 
 def reach(federation: Federation, name: str) -> str:
-    """How a silo reaches the SuperLink."""
-    port = federation.ports[1 + NAMES.index(name)]
-    return f'address = "{federation.address}"\ncertificate = "ca.crt"\nport = {port}\n'
+    """How any silo reaches the SuperLink."""
+    return f'address = "{federation.address}"\ncertificate = "ca.crt"\n'

@@ -241,3 +241,11 @@ def test_integers_can_be_meant_as_numbers() -> None:
         with_labels_of(
             from_tensors((torch.zeros(4, 2), np.array(["a", "b", "a", "b"]))), "regression"
         )
+
+
+def test_classes_of_pixels_are_counted_by_their_values(tmp_path: Path) -> None:
+    masks = np.zeros((20, 16, 24), dtype=np.int64)
+    masks[:, 3:8, 3:8] = 1
+    np.savez(tmp_path / "masks.npz", x=np.zeros((20, 3, 16, 24), dtype=np.uint8), y=masks)
+    data = load(tmp_path / "masks.npz")
+    assert (data.task.kind, data.classes) == ("segmentation", ("0", "1"))

@@ -27,6 +27,7 @@ from ekiden.core.tasks import (
     scaled,
 )
 from ekiden.core.tasks.base import IGNORED
+from ekiden.core.tasks.labels import PlacesTask
 from ekiden.readers.cells import warn_of_marks
 from ekiden.readers.undecoded import Raw, natural
 
@@ -92,7 +93,8 @@ def _outputs(first: Raw, y: Tensor, task: Task, classes: Sequence[str] | None) -
     if isinstance(task, ScaledTask):
         for name, values in zip(first.targets, columns, strict=False):
             warn_of_marks(values.numpy(), f"the label {name!r} of {first.source}")
-    if classes is not None or not first.targets:
+    # the classes of pixels and tokens are in no columns
+    if classes is not None or not first.targets or isinstance(task, PlacesTask):
         return names_of(task, y, classes)
     if isinstance(task, Survival):
         # the time, which has a unit
