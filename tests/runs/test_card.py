@@ -5,8 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from ekiden import Trees, load, run, split
+from ekiden import FedSeq, Trees, load, run, split
+from ekiden.data import federate
 
 
 @pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
@@ -25,3 +27,17 @@ def test_a_method_with_a_model_of_its_own_and_natural_silos_are_called_so(
     assert "- Divided among silos: natural." in card
     code, said = command("compare", str(folder), "--latex")
     assert (code, "t.csv, label, natural, 2 clients &" in said) == (0, True)
+
+
+def test_a_run_whose_metric_is_not_defined_for_the_test_data_has_a_card_and_a_report(
+    tmp_path: Path, command: Callable[..., tuple[int, str]]
+) -> None:
+    x = torch.randn(60, 2)
+    silo = x, (x[:, 0] > 0).long()
+    data = federate([silo, silo], test=(x[:20], torch.ones(20, dtype=torch.int64)))
+    folder = str(tmp_path / "run")
+    run(FedSeq(epochs=1), data, metric="auroc", folder=folder, quiet=True)
+    code, card = command("card", folder)
+    assert (code, "On the silos' test data" in card) == (0, False)
+    code, _ = command("report", folder, "--out", str(tmp_path / "page"))
+    assert (code, (tmp_path / "page" / "index.html").exists()) == (0, True)

@@ -94,8 +94,10 @@ def _summary(result: Result) -> str:
     about = outside.summary_of(kind) if kind else ""
     text = f"Trained by `{outside.short(method)}` over {len(result.clients)} silos whose data stayed where they were. "
     text += about
-    if result.headline in last:
-        text += f" On the silos' test data: {result.headline} {last[result.headline]:.4f}."
+    value = last.get(result.headline)
+    # AUROC of one class is not defined, and silos count no scores of very many classes
+    if value is not None:
+        text += f" On the silos' test data: {result.headline} {value:.4f}."
     return text
 
 

@@ -225,7 +225,7 @@ def _numbers(values: Sequence[float], metric: str, rank: int) -> list[Value]:
     std = None
     if len(values) > 1:
         std = stdev(values)
-    return [mean(values), std, len(values), metric, rank or None]
+    return [_mean(values), std, len(values), metric, rank or None]
 
 
 def _unit(metric: str) -> str:
@@ -283,8 +283,9 @@ def _best_two(groups: Sequence[Group]) -> dict[str, int]:
     metric = groups[0].shown
     scores = {}
     for group in groups:
-        if group.shown.name == metric.name and not group.yardstick:
-            scores[group.name] = mean(group.values(metric.name))
+        values = group.values(metric.name)
+        if values and group.shown.name == metric.name and not group.yardstick:
+            scores[group.name] = mean(values)
     order = sorted(set(scores.values()), reverse=metric.higher)[:2]
     if len(groups) == 1:
         order = []
