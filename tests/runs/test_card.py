@@ -9,6 +9,7 @@ import torch
 
 from ekiden import FedSeq, Trees, load, run, split
 from ekiden.data import federate
+from ekiden.runs.card import _figures as figures_of
 
 
 @pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
@@ -41,3 +42,12 @@ def test_a_run_whose_metric_is_not_defined_for_the_test_data_has_a_card_and_a_re
     assert (code, "On the silos' test data" in card) == (0, False)
     code, _ = command("report", folder, "--out", str(tmp_path / "page"))
     assert (code, (tmp_path / "page" / "index.html").exists()) == (0, True)
+
+
+def test_thresholds_that_were_counted_with_noise_have_no_intervals() -> None:
+    exact = {"sensitivity": 0.8, "specificity": 0.7, "threshold": 0.5, "rule": "0.5"}
+    between = {"sensitivity": (0.7, 0.9), "specificity": (0.6, 0.8)}
+    noisy = exact | {"rule": "Youden", "intervals": {}}
+    lines = figures_of({"thresholds": [exact | {"intervals": between}, noisy]})
+    assert "| 0.5 | 0.5 | 0.800 | 0.700 to 0.900 | 0.700 | 0.600 to 0.800 |" in lines
+    assert "| Youden | 0.5 | 0.800 | - | 0.700 | - |" in lines

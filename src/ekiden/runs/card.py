@@ -245,13 +245,15 @@ def _figures(found: Mapping[str, Any]) -> list[str]:
         ]
         lines += ["|---|---:|---:|---:|---:|---:|"]
         for one in thresholds:
-            low, high = one["intervals"]["sensitivity"]
-            least, most = one["intervals"]["specificity"]
-            lines.append(
-                f"| {one['rule']} | {one['threshold']:.4g} "
-                f"| {one['sensitivity']:.3f} | {low:.3f} to {high:.3f} "
-                f"| {one['specificity']:.3f} | {least:.3f} to {most:.3f} |"
-            )
+            cells = [one["rule"], f"{one['threshold']:.4g}"]
+            for name in ("sensitivity", "specificity"):
+                interval = "-"
+                # counts with noise have none
+                if name in one["intervals"]:
+                    low, high = one["intervals"][name]
+                    interval = f"{low:.3f} to {high:.3f}"
+                cells += [f"{one[name]:.3f}", interval]
+            lines.append(f"| {' | '.join(cells)} |")
         lines += [
             "",
             "Thresholds were chosen on these test data, so their sensitivity and specificity are "
