@@ -227,12 +227,11 @@ def _number(value: float | None) -> str:
 def _lost(before: State, after: State) -> list[Transfer]:
     """Return the clients whose missing values stopped the step that leads to `after`."""
     owed = sorted(live_refs(after) - live_refs(before), key=lambda ref: (ref.owner, ref.key))
-    return [
-        Transfer(
-            before.step, ref.owner, SERVER, ref.key.split("-", 2)[2], 0, missing=True, value=ref.key
-        )
-        for ref in owed
-    ]
+    lost = []
+    for ref in owed:
+        task = ref.key.split("-", 2)[2]
+        lost.append(Transfer(before.step, ref.owner, SERVER, task, 0, missing=True, value=ref.key))
+    return lost
 
 
 def models(state: State, transport: Transport) -> tuple[Weights | None, list[Weights]]:

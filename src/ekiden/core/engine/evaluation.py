@@ -338,13 +338,14 @@ class TestSet:
         """Return the headline metric of each model on the test data of the client that trained it,
         if it has any.
         """
-        clients = self.data.clients if models else ()
-        found = [
-            self.scores(models[c.name], personal=True, rows=c.test.rows).score()
-            for c in clients
-            if c.name in models and len(c.test)
-        ]
-        return [value for value in found if not isnan(value)]
+        found = []
+        for client in self.data.clients:
+            if client.name in models and len(client.test):
+                model = models[client.name]
+                value = self.scores(model, personal=True, rows=client.test.rows).score()
+                if not isnan(value):
+                    found.append(value)
+        return found
 
     def by_client(self, scores: Scores) -> dict[str, tuple[int, float]]:
         """Return number of test samples and headline metric for each client."""
@@ -386,11 +387,11 @@ def of_imbalanced(row: Mapping[str, Any], task: Task, classes: Sequence[Any]) ->
     said = [f"{m.name} {m.shown(found[m.name])}{m.unit}" for m in ranks if m.name in found]
     if len(table) == 2 and sum(table[1]):
         said.append(f"sensitivity {100 * table[1][1] / sum(table[1]):.2f} %")
-    never = [
-        repr(str(name))
-        for k, name in enumerate(classes[: len(table)])
-        if sum(table[k]) and not any(answers[k] for answers in table)
-    ]
+    never = []
+    # rows are labels, columns answers
+    for name, labels, answers in zip(classes, table, zip(*table, strict=True), strict=False):
+        if sum(labels) and not any(answers):
+            never.append(repr(str(name)))
     if never:
         said.append(f"never answers {', '.join(never)}")
     return ", ".join(said)

@@ -245,11 +245,11 @@ class RunFolder:
         """Say in what this attempt's environment differs from that of the one before."""
         *_, last = {}, *read_lines(self.path / "attempts.jsonl")
         before = last.get("environment", {})
-        changed = [
-            f"{key} {before[key]} before and {self._environment[key]} now"
-            for key in _DIFFER
-            if key in before and before[key] != self._environment[key]
-        ]
+        changed = []
+        for key in _DIFFER:
+            now = self._environment[key]
+            if before.get(key, now) != now:
+                changed.append(f"{key} {before[key]} before and {now} now")
         if changed:
             errors.tell(f"{self.path}: {', '.join(changed)}; the last bits may differ")
 
@@ -428,7 +428,10 @@ def check_config(config: Any, path: Path) -> dict[str, Any]:
 
 def _kinds(table: Mapping[Any, str]) -> dict[str, Any]:
     """Return the types by the names of entries."""
-    return {name: kind for kind, names in table.items() for name in names.split()}
+    kinds = {}
+    for kind, names in table.items():
+        kinds.update(dict.fromkeys(names.split(), kind))
+    return kinds
 
 
 def _listed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -642,9 +645,10 @@ def data_differences(
     are read.
     """
     used = data_digests(path)
-    names = [
-        n for n, digest in used.items() if n not in clients or client_digest(clients[n]) != digest
-    ]
+    names = []
+    for name, digest in used.items():
+        if name not in clients or client_digest(clients[name]) != digest:
+            names.append(name)
     if names:
         return [f"the data of {listed(names, _LISTED)}"]
     if test != before:

@@ -213,17 +213,16 @@ class Method(Checked, ABC):
             UserError: names the class and the task or field.
         """
         super().__init_subclass__(**kwargs)
-        own = {
-            name
-            for name, kind in inspect.get_annotations(cls).items()
-            if "ClassVar" not in str(kind)
-        }
+        own = set[str]()
+        for name, kind in inspect.get_annotations(cls).items():
+            if "ClassVar" not in str(kind):
+                own.add(name)
         tasks = {
             name for name, value in vars(cls).items() if getattr(value, "__on_client__", False)
         }
-        inherited = {
-            name for base in cls.__mro__[1:] for name in getattr(base, "__dataclass_fields__", ())
-        }
+        inherited = set[str]()
+        for base in cls.__mro__[1:]:
+            inherited.update(getattr(base, "__dataclass_fields__", ()))
         for name in sorted(own | tasks):
             what = "task" if name in tasks else "field"
             if hasattr(Method, name):

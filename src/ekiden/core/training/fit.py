@@ -692,11 +692,9 @@ def shuffled(n: int, size: int, lengths: Tensor | None = None) -> list[Tensor]:
     cuts = [size * i for i in range(1, batches(n, size))]
     if lengths is None:
         return list(torch.tensor_split(order, cuts))
-    order = torch.cat(
-        [
-            window[lengths[window].argsort(stable=True)]
-            for window in torch.split(order, _WINDOW * size)
-        ]
-    )
+    windows = []
+    for window in torch.split(order, _WINDOW * size):
+        windows.append(window[lengths[window].argsort(stable=True)])
+    order = torch.cat(windows)
     parts = torch.tensor_split(order, cuts)
     return [parts[i] for i in torch.randperm(len(parts))]

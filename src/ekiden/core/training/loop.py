@@ -84,8 +84,10 @@ def fit(bench: Bench, start: Weights, samples: Subset, *, epochs: int, seed: int
     network = Network(frozen.copied(bench.network.module), bench.feed.device)
     network.load(start)
     with _drawing_from(seed):
-        passes = [shuffled(len(samples), training.batch_size) for _ in range(epochs)]
-        drawn = [rows.tolist() for one in passes for rows in one]
+        drawn = []
+        for _ in range(epochs):
+            for rows in shuffled(len(samples), training.batch_size):
+                drawn.append(rows.tolist())
         steps = training.steps(len(samples), epochs)
         held: Any = _Samples(bench, samples)
         loader: DataLoader[Any] = DataLoader(held, batch_sampler=drawn[:steps])

@@ -219,10 +219,12 @@ def blank(build: Callable[[], nn.Module], module: nn.Module) -> nn.Module:
         build: makes the network.
         module: what `on_meta` returned for it, which is used up.
     """
-    tensors = [
-        t for part in module.modules() for t in (*part.parameters(False), *part.buffers(False))
-    ]
-    holders = [part for part in module.modules() if [*part.parameters(False), *part.buffers(False)]]
+    tensors = []
+    holders = []
+    for part in module.modules():
+        if own := [*part.parameters(False), *part.buffers(False)]:
+            tensors += own
+            holders.append(part)
     known = all(_is_known(part) for part in holders)
     if (
         not known

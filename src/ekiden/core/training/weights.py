@@ -273,17 +273,15 @@ def layout(
     layers = []
     seen = set[int]()
     for name, part in module.named_modules():
-        own = [
-            p
-            for p in part._parameters.values()
-            if p is not None and id(p) in params and id(p) not in seen
-        ]
-        seen |= {id(p) for p in own}
-        statistics = [
-            b
-            for n, b in part._buffers.items()
-            if n in ("running_mean", "running_var") and id(b) in stored
-        ]
+        own = []
+        for p in part._parameters.values():
+            if p is not None and id(p) in params and id(p) not in seen:
+                own.append(p)
+        seen.update(map(id, own))
+        statistics = []
+        for name_, b in part._buffers.items():
+            if name_ in ("running_mean", "running_var") and id(b) in stored:
+                statistics.append(b)
         if own or statistics:
             kind = _kind(part, [tuple(p.shape) for p in own])
             layers.append(
