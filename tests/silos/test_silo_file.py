@@ -396,7 +396,7 @@ def test_a_run_over_tables_of_silos(
     command(
         "federation", "agree", *(str(tmp_path / f"{n}-sums.json") for n in "ab"), "--out", str(out)
     )
-    more = 'agreed = "agreed.json"\n[hardware]\nthreads = 1\n[limits]\nlevel = "models"'
+    more = 'agreed = "agreed.json"\n[hardware]\nthreads = 1\n[limits]\nlevel = "models"\nexact_evaluation = true'
     for file, name in zip(files, "ab", strict=True):
         file.write_text(TABLE.format(name=name, more=more))
 

@@ -38,7 +38,7 @@ def silos(folder: Path, more: str = "") -> list[SiloFile]:
                     (folder / name / label / f"{k}.png").write_bytes(
                         encoded(colour, "PNG", k % 8 + 1)
                     )
-        text = f'name = "{name}"\n[data]\npath = "{name}"\n{more}[hardware]\nthreads = 1\n[limits]\nlevel = "models"\n'
+        text = f'name = "{name}"\n[data]\npath = "{name}"\n{more}[hardware]\nthreads = 1\n[limits]\nlevel = "models"\nexact_evaluation = true\n'
         (folder / f"{name}.toml").write_text(text)
     return [read(folder / f"{name}.toml") for name in ("scans", "photos")]
 
@@ -48,7 +48,9 @@ def test_grey_and_colour_silos_agree_on_their_channels(tmp_path: Path) -> None:
     pytest.importorskip("pydicom")
     training = Training(lr=2e-3, batch_size=8)
     plan: RemotePlan[Any] = RemotePlan(
-        Recipe(FedAvg(rounds=3, epochs=3), training=training, evaluate_every=0), "scans,photos"
+        Recipe(FedAvg(rounds=3, epochs=3), training=training, evaluate_every=0),
+        "scans,photos",
+        evaluate_dp="exact",
     )
     nodes = FakeNodes(silos(tmp_path))
     with pytest.raises(
