@@ -38,7 +38,8 @@ def silos(folder: Path, more: str = "") -> list[SiloFile]:
                     (folder / name / label / f"{k}.png").write_bytes(
                         encoded(colour, "PNG", k % 8 + 1)
                     )
-        text = f'name = "{name}"\n[data]\npath = "{name}"\n{more}[hardware]\nthreads = 1\n[limits]\nlevel = "models"\nexact_evaluation = true\n'
+        text = f'name = "{name}"\n[data]\npath = "{name}"\n{more}[hardware]\nthreads = 1\n'
+        text += '[limits]\nlevel = "models"\nexact_evaluation = true\n'
         (folder / f"{name}.toml").write_text(text)
     return [read(folder / f"{name}.toml") for name in ("scans", "photos")]
 
