@@ -157,6 +157,13 @@ def server_folder() -> Iterator[tuple[str, str | None]]:
         yield where, user
 
 
+def give(user: str | None, file: Path, text: str) -> None:
+    """Write a file that a server's user may read, whatever the umask."""
+    file.write_text(text)
+    if user is not None:
+        shutil.chown(file, user)
+
+
 def install(name: str) -> None:
     """Install an extension of DuckDB from a package."""
     package = pytest.importorskip(f"duckdb_extension_{name}", reason=f"needs DuckDB's {name}")
@@ -180,7 +187,7 @@ def postgres(no_extensions: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[s
         def call(*command: str) -> None:
             subprocess.run(command, check=True, cwd=where, user=user, stdout=subprocess.DEVNULL)
 
-        (Path(where) / "first").write_text("geheim\n")
+        give(user, Path(where) / "first", "geheim\n")
         known = ("-U", "reader", "-A", "scram-sha-256", "--pwfile", "first")
         call("initdb", "-D", f"{where}/data", *known, "--no-sync")
         options = f"-F -c listen_addresses= -k {where}"
@@ -204,10 +211,11 @@ def mysql(no_extensions: None) -> Iterator[str]:
         own = ("--no-defaults", f"--datadir={where}/data")
         made = ("mariadb-install-db", *own, "--skip-test-db")
         subprocess.run(made, check=True, cwd=where, user=user, stdout=subprocess.DEVNULL)
-        (Path(where) / "first").write_text(
+        first = (
             "CREATE DATABASE omop;\nCREATE USER reader@localhost IDENTIFIED BY 'geheim';\n"
             "GRANT ALL ON omop.* TO reader@localhost;\n"
         )
+        give(user, Path(where) / "first", first)
         options = (f"--socket={where}/s", "--skip-networking", f"--init-file={where}/first")
         address = f"host=localhost socket={where}/s user=reader password=geheim database=omop"
         with subprocess.Popen(("mariadbd", *own, *options), cwd=where, user=user) as server:
