@@ -39,6 +39,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ekiden.core.base.constants import constant
+
 CPU = torch.device("cpu")
 _UNDECIDED = torch.device(
     "vulkan"
@@ -94,6 +96,8 @@ class Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._patches.close()
+        # what was kept on a device of this mode lies on none of the next one's
+        constant.cache_clear()
 
     # Where tensors are
 

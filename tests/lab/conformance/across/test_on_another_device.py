@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.cli.app import main
-from ekiden.core.base.constants import constant
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import safetensors_chunks
 from ekiden.core.data.augment import Augment
@@ -64,8 +63,6 @@ ONE = torch.zeros(1, dtype=torch.int64)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """FedELMY walks a small network's pool in another way on a GPU, where asking would wait."""
     monkeypatch.setattr(fedelmy, "_SMALL", 0)
-    # what another test made lies on no device of this one's
-    constant.cache_clear()
 
 
 MISTAKES: dict[str, Callable[[Tensor, Tensor], object]] = {
@@ -434,7 +431,6 @@ def test_steps_that_a_gpu_records_compute_there(
 
     found = []
     for way in (record, lambda *_: None):
-        constant.cache_clear()
         monkeypatch.setattr(fitting, "record", way)
         options = on("cuda:1", augment=augment, batch_size=8)
         with Elsewhere():
