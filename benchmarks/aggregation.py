@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import Hardware, federate, run
-from ekiden.core import models
 from ekiden.core.engine.federation import Fed
+from ekiden.core.models import catalogue
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights, mean
 from ekiden.methods import DENSE, MAEcho
@@ -70,7 +70,7 @@ def timed(name: str, work: Callable[[], T]) -> T:
 def network(seed: int) -> Network:
     """A perceptron of MA-Echo."""
     torch.manual_seed(seed)
-    return Network(models.build("mlp_ma_echo", SHAPE, CLASSES))
+    return Network(catalogue.build("mlp_ma_echo", SHAPE, CLASSES))
 
 
 def contribution(seed: int, clients: int) -> Contribution:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from ekiden import Hardware, Training, federate, load, split
-from ekiden.core import models
+from ekiden.core.models import catalogue
 from ekiden.core.training.feed import feed_for
 from ekiden.core.training.fit import Bench, fit
 from ekiden.core.training.network import Network
@@ -70,7 +70,7 @@ def loops(network: str, batch: int, n: int) -> tuple[Callable[[], object], Calla
     none = Subset(held.samples, held.rows[:0])
 
     def build() -> torch.nn.Module:
-        return models.build(network, dataset.shape, dataset.outputs, dataset.inputs)
+        return catalogue.build(network, dataset.shape, dataset.outputs, dataset.inputs)
 
     hardware, twin, ours = Hardware(threads=1), build(), Network(build())
     feed = feed_for(dataset, hardware, ours.module)

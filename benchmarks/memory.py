@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from ekiden import Hardware, Training, federate, run
-from ekiden.core import models
+from ekiden.core.models import catalogue
 from ekiden.data import FederatedData
 from ekiden.methods import FedELMY
 
@@ -40,7 +40,7 @@ def plain() -> int:
     torch.set_num_threads(1)
     samples = data()  # what the other process holds too, as is what importing an optimiser brings
     torch.optim.Adam([torch.zeros(1)])
-    network = models.build("resnet18", (3, 32, 32), 10)
+    network = catalogue.build("resnet18", (3, 32, 32), 10)
     for _ in range(3):
         loss = F.cross_entropy(
             network(torch.rand(BATCH, 3, 32, 32)), torch.zeros(BATCH, dtype=torch.int64)

@@ -14,7 +14,7 @@ import time
 import torch
 
 from ekiden import Augment, Hardware, Training
-from ekiden.core import models
+from ekiden.core.models import catalogue
 from ekiden.core.training.feed import Feed
 from ekiden.core.training.fit import Bench, fit
 from ekiden.core.training.network import Network
@@ -54,7 +54,7 @@ def compare(name: str, batches: int, device: str, threads: int, turns: int) -> N
     benches = []
     for precision in ("float32", "bf16"):
         hardware = Hardware(device, threads, precision)
-        network = Network(models.build(name, shape, 10), torch.device(device))
+        network = Network(catalogue.build(name, shape, 10), torch.device(device))
         benches.append(Bench(network, Feed(dataset, hardware), Training(select="last"), hardware))
     start = benches[0].network.weights()
     times: list[list[float]] = [[], []]

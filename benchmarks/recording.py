@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import Augment, Hardware, Training, run
-from ekiden.core import models
+from ekiden.core.models import catalogue
 from ekiden.core.training import fit as fitting
 from ekiden.core.training import gradients
 from ekiden.core.training.feed import feed_for
@@ -194,7 +194,7 @@ def dropping() -> nn.Module:
 
 def scalar_first() -> nn.Module:
     """Return a network whose tensors begin 4 bytes after multiples of 16."""
-    return nn.Sequential(nn.PReLU(), models.build("resnet18", (3, 32, 32), 10))
+    return nn.Sequential(nn.PReLU(), catalogue.build("resnet18", (3, 32, 32), 10))
 
 
 def norm_after_ten() -> nn.Module:
@@ -244,7 +244,7 @@ def after(penalty: Penalty, hardware: Hardware) -> str:
 
 def images_of(name: str) -> Callable[[], nn.Module]:
     """Return what makes a built-in network for images."""
-    return partial(models.build, name, (3, 32, 32), 10)
+    return partial(catalogue.build, name, (3, 32, 32), 10)
 
 
 def cases(device: str) -> dict[str, Callable[[], str]]:

@@ -30,8 +30,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ekiden import Augment, Hardware, Training, run
-from ekiden.core import models
 from ekiden.core.engine.method import Method
+from ekiden.core.models import catalogue
 from ekiden.data import ClientData, FederatedData, Samples, Subset, from_tensors
 from ekiden.methods import SCAFFOLD, FedAvg, FedDC
 
@@ -100,7 +100,7 @@ def bare(module: nn.Module, data: Samples) -> None:
 def throughput(clients: int, turns: int) -> None:
     """A round against the bare loop, in memory and in a run folder."""
     data = federation(clients, EACH)
-    module = models.build("lenet", SHAPE, CLASSES)
+    module = catalogue.build("lenet", SHAPE, CLASSES)
     rounds = turns + 1
 
     def of(folder: str | None) -> Callable[[], float]:
@@ -143,7 +143,7 @@ def scale(method: Method, clients: int, rounds: int) -> tuple[float, float]:
 def bare_seconds(samples: int, start: float) -> float:
     """Clock seconds of the bare loop in this process, begun at `start`, when it is ready."""
     torch.set_num_threads(1)
-    data, module = federation(1, samples).dataset.train, models.build("lenet", SHAPE, CLASSES)
+    data, module = federation(1, samples).dataset.train, catalogue.build("lenet", SHAPE, CLASSES)
     bare(module, data)
     time.sleep(max(0.0, start - time.time()))
     began = time.perf_counter()

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ekiden import Augment, Hardware, Training
-from ekiden.core import models
+from ekiden.core.models import catalogue
 from ekiden.core.training.feed import feed_for
 from ekiden.core.training.fit import Bench, Optimizer, Penalty, TaskLoss, fit
 from ekiden.core.training.network import Network
@@ -69,18 +69,18 @@ def compare(
     y = torch.randint(10, (n,))
     dataset = from_tensors((x, y), (x[:1], y[:1]), classes=tuple("abcdefghij"), augment=Augment())
     training = Training(select="last", batch_size=batch)
-    network = Network(models.build(name, (3, 32, 32), 10), device)
+    network = Network(catalogue.build(name, (3, 32, 32), 10), device)
     feed = feed_for(dataset, hardware, network.module)
     bench = Bench(network, feed, training, hardware)
     loss = TaskLoss(dataset.task)
-    twin_of_ours = Network(models.build(name, (3, 32, 32), 10), device)
+    twin_of_ours = Network(catalogue.build(name, (3, 32, 32), 10), device)
     # no shortcut, on a CPU and on a GPU
     twin_of_ours.shortcuts[loss, hardware] = None
     optimizer = Optimizer(twin_of_ours.params, twin_of_ours.grad, training)
     twin_of_ours.shortcuts[loss, training, hardware, feed, dataset.train] = optimizer, None
     train = Subset(dataset.train, torch.arange(n))
     start = network.weights()
-    twin = models.build(name, (3, 32, 32), 10).to(device)
+    twin = catalogue.build(name, (3, 32, 32), 10).to(device)
     x, y = x.to(device), y.to(device)
 
     def ours(penalty: Penalty | None, network: Network = network) -> Callable[[], object]:

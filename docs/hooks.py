@@ -29,13 +29,13 @@ from ekiden.cli.app import COMMANDS
 from ekiden.cli.flags import flags
 from ekiden.cli.run_options import RunOptions
 from ekiden.commands import available
-from ekiden.core import models
 from ekiden.core.base import checks
 from ekiden.core.base.checks import Range, hints_of
 from ekiden.core.base.outside import summary_of
 from ekiden.core.data.augment import Augment
 from ekiden.core.engine.method import Method, Size
 from ekiden.core.engine.setup import of_method
+from ekiden.core.models.catalogue import DEFAULTS, NETWORKS, Known, build
 from ekiden.core.tasks import KINDS, Classification, Need
 from ekiden.core.training.network import Network
 from ekiden.lab.conformance import CHECKS, line
@@ -530,7 +530,7 @@ def catalogue() -> str:
     """Return all methods, networks and data sets as tables in Markdown."""
     pages = {m: f"[{m.title()}](methods/{m.__module__.rsplit('.', 1)[1]}.md)" for m in METHODS}
     methods = ([link, summary_of(m), moves(m), ends_with(m)] for m, link in pages.items())
-    networks = ([f"`{name}`", *_described(known)] for name, known in models.NETWORKS.items())
+    networks = ([f"`{name}`", *_described(known)] for name, known in NETWORKS.items())
     sets = ([f"`{name}`", *_source(name)] for name in sorted(datasets.NAMED))
     parts = (
         "### Methods\n",
@@ -552,7 +552,7 @@ def moves(method: type[Method]) -> str:
     """Return the bytes of a run with defaults, in sizes of the network that the user chose."""
 
     def chosen() -> nn.Module:
-        return models.build("mlp", SHAPE, CLASSES)
+        return build("mlp", SHAPE, CLASSES)
 
     made = of_method(chosen, method(), SHAPE, CLASSES, seed=0, task=Classification())
     bytes_moved = method().cost(CLIENTS, Size.of(Network(made()), SHAPE))
@@ -567,7 +567,7 @@ def ends_with(method: type[Method]) -> str:
     return "one model" if method().one_model else "personal"
 
 
-def _described(network: models.Known) -> tuple[str, str]:
+def _described(network: Known) -> tuple[str, str]:
     """Return which samples a network takes, and what it is."""
     task = ", segmentation" if network.pixels else ""
     return network.samples + task, summary_of(network.build)
@@ -600,7 +600,7 @@ def _source(name: str) -> list[str]:
         hub,
         "given" if named.test else "20 % held out",
         ", ".join(filter(None, done)) or "-",
-        f"`{models.DEFAULTS[name]}`",
+        f"`{DEFAULTS[name]}`",
     ]
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from ekiden.clinic.answers import figures_of
 from ekiden.clinic.recalibration import Recalibration, keep_subgroups, model_in
 from ekiden.clinic.regressions import Baseline
-from ekiden.core import models
 from ekiden.core.base.checks import Count, CountOrZero, Fraction, Range, checked, plain
 from ekiden.core.base.errors import UserError, counted, unknown
 from ekiden.core.base.files import path_of, read_text
@@ -23,6 +22,7 @@ from ekiden.core.data.samples import Dataset, FederatedData, coming_from
 from ekiden.core.engine.drive import Row
 from ekiden.core.engine.folder import read_config
 from ekiden.core.engine.setup import check_same_data
+from ekiden.core.models import catalogue
 from ekiden.core.tasks import Metric
 from ekiden.lab import drawing, launch
 from ekiden.lab.describe import Description, description
@@ -277,8 +277,8 @@ def available() -> dict[str, Any]:
     local = {p.parent.name for p in Path(home).glob("*/train.parquet")} if home else set()
     return {
         "methods": {title: summary_of(method_named(title)) for title in titles()},
-        "networks": list(models.names()),
-        "pretrained": list(models.pretrained_names()),
+        "networks": list(catalogue.names()),
+        "pretrained": list(catalogue.pretrained_names()),
         "data": sorted(set(NAMED) | local),
         "local": sorted(local),
     }

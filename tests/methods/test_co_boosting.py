@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core import models
 from ekiden.core.engine.federation import Fed
+from ekiden.core.models import catalogue
 from ekiden.core.training.fit import Work
 from ekiden.core.training.network import Network
 from ekiden.data import federate
@@ -211,12 +211,12 @@ def test_images_make_a_pool_of_bytes() -> None:
     result = run(
         small(epochs=1),
         federate([silo, silo], test=silo),
-        lambda: models.build("lenet", (1, 16, 16), 3),
+        lambda: catalogue.build("lenet", (1, 16, 16), 3),
         **settings(),
     )
     assert isinstance(result.state, Distilled)
     assert result.state.pool is not None
     assert (result.state.pool.dtype, result.state.pool.shape) == (torch.uint8, (16, 1, 16, 16))
     assert result.bytes == 2 * 4 * sum(
-        p.numel() for p in models.build("lenet", (1, 16, 16), 3).parameters()
+        p.numel() for p in catalogue.build("lenet", (1, 16, 16), 3).parameters()
     )

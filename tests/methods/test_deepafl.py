@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
 from ekiden.core.engine.method import Size
-from ekiden.core.models import SplitNetwork
+from ekiden.core.models.split import SplitNetwork
 from ekiden.core.training.network import Network
 from ekiden.data import federate
 from ekiden.lab.conformance.small_runs import Tiny

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, run
-from ekiden.core import models
 from ekiden.core.engine.federation import Fed
+from ekiden.core.models import catalogue
 from ekiden.core.tasks import Classification
 from ekiden.core.training.fit import Work
 from ekiden.core.training.network import Network
@@ -125,7 +125,7 @@ def test_size_of_the_generator(shape: tuple[int, ...], count: int) -> None:
 
 
 def test_size_of_the_cnn() -> None:
-    assert sum(p.numel() for p in models.build("cnn", (3, 32, 32), 10).parameters()) == 319_242
+    assert sum(p.numel() for p in catalogue.build("cnn", (3, 32, 32), 10).parameters()) == 319_242
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 13, 10), (5,)])
@@ -197,7 +197,7 @@ def images() -> FederatedData:
 
 def lenet() -> nn.Module:
     """For `images`."""
-    return models.build("lenet", (1, 16, 16), 3)
+    return catalogue.build("lenet", (1, 16, 16), 3)
 
 
 def test_images_grow_a_pool_of_bytes_and_the_loss_reaches_the_generator() -> None:

@@ -13,7 +13,7 @@ from ekiden import FederatedData, Hardware, UserError, federate, load_model, run
 from ekiden.core.engine import wire
 from ekiden.core.engine.method import Size
 from ekiden.core.engine.transport import ClientMissing
-from ekiden.core.models import build
+from ekiden.core.models.catalogue import build
 from ekiden.core.models.split import as_split
 from ekiden.core.tasks import Classification
 from ekiden.core.training.gram import Rounded, Rounding, measure, size

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core import models
 from ekiden.core.engine.method import Size, payload_types
 from ekiden.core.engine.store import Store
+from ekiden.core.models import catalogue
 from ekiden.core.training.network import Elastic, Form, Network, assemble, matrices
 from ekiden.data import federate
 from ekiden.lab.conformance.small_runs import Tiny
@@ -105,7 +105,7 @@ def test_inputs_that_a_client_lacks_are_zero() -> None:
 
 @pytest.mark.parametrize(
     ("make", "shape"),
-    [(Tiny, (4,)), (lenet, (1, 10, 10)), (lambda: models.build("mlp_ma_echo", (7,), 3), (7,))],
+    [(Tiny, (4,)), (lenet, (1, 10, 10)), (lambda: catalogue.build("mlp_ma_echo", (7,), 3), (7,))],
 )
 def test_equal_models_are_that_model_where_the_prior_is_weak(
     make: Callable[[], nn.Module], shape: tuple[int, ...]

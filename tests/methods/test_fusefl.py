@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core import models
 from ekiden.core.engine.method import Size
-from ekiden.core.models import SplitNetwork
+from ekiden.core.models import catalogue
+from ekiden.core.models.split import SplitNetwork
 from ekiden.core.training.network import Network
 from ekiden.methods import Ensemble, FuseFL
 from ekiden.methods.one_shot.fusefl import (
@@ -95,7 +95,7 @@ def test_an_adapter_is_a_1x1_convolution() -> None:
     ],
 )
 def test_where_networks_are_cut(name: str, blocks: int, sizes: list[int], wide: list[int]) -> None:
-    network = models.build(name, (3, 32, 32), 10)
+    network = catalogue.build(name, (3, 32, 32), 10)
     parts = cut(network.get_submodule("features"), blocks)
     children = [child for part in parts for child in part.children()]
     assert [id(c) for c in children] == [
@@ -117,7 +117,7 @@ def test_where_networks_are_cut(name: str, blocks: int, sizes: list[int], wide: 
 )
 @pytest.mark.parametrize("adapter", ["conv", "mean"])
 def test_thin_networks_run_in_blocks(name: str, adapter: Any) -> None:
-    network = models.build(name, (3, 32, 32), 10)
+    network = catalogue.build(name, (3, 32, 32), 10)
     method = FuseFL(hidden_width=0.1, adapter=adapter)
     method.check_network(Size.of(Network(copy.deepcopy(network)), (3, 32, 32)))
     narrow = thin(network, 0.1)
@@ -126,7 +126,7 @@ def test_thin_networks_run_in_blocks(name: str, adapter: Any) -> None:
 
 
 def test_widths_by_hand() -> None:
-    lenet = thin(models.build("lenet", (1, 28, 28), 10), 0.5)
+    lenet = thin(catalogue.build("lenet", (1, 28, 28), 10), 0.5)
     assert [tuple(p.shape) for p in lenet.parameters() if p.dim() > 1] == [
         (3, 1, 5, 5),
         (8, 3, 5, 5),
@@ -136,7 +136,7 @@ def test_widths_by_hand() -> None:
     ]
     norms = [
         m
-        for m in thin(models.build("resnet18_gn", (3, 8, 8), 10), 0.05).modules()
+        for m in thin(catalogue.build("resnet18_gn", (3, 8, 8), 10), 0.05).modules()
         if isinstance(m, nn.GroupNorm)
     ]
     assert {m.num_channels for m in norms} == {
@@ -229,7 +229,7 @@ def test_bytes_by_hand(blobs: FederatedData) -> None:
 
 @pytest.mark.parametrize("clients", [2, 10])
 def test_by_default_no_more_bytes_move_than_n_models(clients: int) -> None:
-    network = models.build("lenet", (3, 32, 32), 10)
+    network = catalogue.build("lenet", (3, 32, 32), 10)
     size, method = Size.of(Network(network)), FuseFL()
     width = method.fitting(network, clients)
     assert 0 < width < 1

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, load, run
-from ekiden.core import models
 from ekiden.core.data.samples import ClientData, Subset
 from ekiden.core.engine.method import Method, Size
+from ekiden.core.models import catalogue
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import mean
 from ekiden.data import federate
@@ -381,7 +381,7 @@ def test_full_projectors_pull_the_papers_w_to_the_mean() -> None:
 
 
 def test_alignment_undoes_a_permutation_of_model_and_projectors() -> None:
-    module = models.build("mlp", (12,), 3).eval()
+    module = catalogue.build("mlp", (12,), 3).eval()
     x = torch.randn(40, 12)
     a, b = Network(module), Network(shuffled(module))
     ours, theirs = (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core import models
+from ekiden.core.models import catalogue
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Layout, Weights, mean
 from ekiden.lab.conformance.small_runs import Tiny
@@ -123,8 +123,8 @@ def test_not_a_number_is_refused() -> None:
 
 NETWORKS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
     (Tiny, (4,)),
-    (lambda: models.build("mlp", (30,), 5), (30,)),
-    (lambda: models.build("lenet", (3, 32, 32), 7), (3, 32, 32)),
+    (lambda: catalogue.build("mlp", (30,), 5), (30,)),
+    (lambda: catalogue.build("lenet", (3, 32, 32), 7), (3, 32, 32)),
 ]
 
 
@@ -194,7 +194,7 @@ def module_of(make: Callable[[], nn.Module], weights: Weights) -> nn.Module:
 
 
 def test_activations_find_the_same_permutation() -> None:
-    module = models.build("lenet", (3, 32, 32), 7).eval()
+    module = catalogue.build("lenet", (3, 32, 32), 7).eval()
     a, b = Network(shuffled(module)), Network(module)
     x = torch.randn(5, 3, 32, 32)
     ours, theirs = activations(a.module, a.layout, x), activations(b.module, b.layout, x)
@@ -235,7 +235,7 @@ def test_networks_with_shortcuts_are_refused() -> None:
     with pytest.raises(UserError, match="shortcuts"):
         check_chain(Shortcut(), (4,))
     with pytest.raises(UserError, match="average"):
-        check_chain(models.build("resnet18", (3, 8, 8), 4).eval(), (3, 8, 8))
+        check_chain(catalogue.build("resnet18", (3, 8, 8), 4).eval(), (3, 8, 8))
 
 
 class Centred(nn.Module):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core import models
 from ekiden.core.engine.method import Method, Size
 from ekiden.core.engine.setup import read_model
+from ekiden.core.models import catalogue
 from ekiden.core.training.network import Elastic, Form, Network, assemble, matrices
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import PFNM, Average
@@ -83,8 +83,8 @@ def test_equal_models_shrink_as_the_prior_has_it() -> None:
     [
         (deep, (4,)),
         (Tiny, (4,)),
-        (lambda: models.build("lenet", (1, 16, 16), 3), (1, 16, 16)),
-        (lambda: models.build("mlp_ma_echo", (7,), 3), (7,)),
+        (lambda: catalogue.build("lenet", (1, 16, 16), 3), (1, 16, 16)),
+        (lambda: catalogue.build("mlp_ma_echo", (7,), 3), (7,)),
     ],
 )
 def test_equal_models_are_that_model_where_the_prior_is_weak(
@@ -190,5 +190,5 @@ def test_the_command_line_measures_it(tmp_path: Path) -> None:
     weights = read_model(tmp_path / "run", "model.safetensors", test.build)
     assert test.scores(weights).accuracy() == result.accuracy
     assert result.metrics[-1]["parameters"] == len(weights.params)
-    own = Network(models.build("mlp", data.dataset.shape, 10))
+    own = Network(catalogue.build("mlp", data.dataset.shape, 10))
     assert len(weights.params) > len(own.params)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, run
-from ekiden.core import models
 from ekiden.core.base.settings import batches
 from ekiden.core.engine import wire
 from ekiden.core.engine.client import Client
 from ekiden.core.engine.method import Size, State
+from ekiden.core.models import catalogue
 from ekiden.core.tasks import Classification
 from ekiden.core.training.fit import TaskLoss
 from ekiden.core.training.network import Network
@@ -317,7 +317,7 @@ def test_refuses_a_model_that_does_not_call_its_head() -> None:
 
 def test_head_of_the_papers_cnn_stays_at_home() -> None:
     """With nobody near, only the convolutions travel: 3.6 % of the CNN."""
-    size = Size.of(Network(models.build("cnn_ua_pdfl", (3, 32, 32), 10)), (3, 32, 32))
+    size = Size.of(Network(catalogue.build("cnn_ua_pdfl", (3, 32, 32), 10)), (3, 32, 32))
     alone, all_near = (
         UAPDFL(rounds=2).moved(Branches(step=2, bases=5, heads=h), 1, size) for h in (0, 5)
     )

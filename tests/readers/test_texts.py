@@ -9,7 +9,7 @@ import torch
 
 import ekiden
 from ekiden.core.base.errors import UserError
-from ekiden.core.models import build
+from ekiden.core.models.catalogue import build
 from ekiden.core.tasks import LanguageModelling
 from ekiden.data import load, split
 from ekiden.methods import FedAvg

@@ -17,7 +17,7 @@ from torch import nn
 
 from ekiden import FederatedData, Hardware, Training, run
 from ekiden.core.engine.method import Method
-from ekiden.core.models import SplitNetwork
+from ekiden.core.models.split import SplitNetwork
 from ekiden.data import federate
 from ekiden.runs.result import Result
 

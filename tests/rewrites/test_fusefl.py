@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import Hardware, Training, run
-from ekiden.core.models import SplitNetwork
+from ekiden.core.models.split import SplitNetwork
 from ekiden.methods import FuseFL
 from ekiden.methods.one_shot import fusefl
 from tests.rewrites.plain import CLASSES, HIDDEN, INPUTS, LR, SILOS, STEPS, data

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ekiden.core.engine.setup import builder
-from ekiden.core.models import SplitNetwork
+from ekiden.core.models.split import SplitNetwork
 from ekiden.methods import (
     FAFI,
     Average,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import ekiden
 from ekiden import Hardware, Training
 from ekiden.core.engine.method import Method
-from ekiden.core.models import SplitNetwork
+from ekiden.core.models.split import SplitNetwork
 from ekiden.methods import DENSE, CoBoosting, FedOV
 from tests.rewrites.plain import CLASSES, HIDDEN, INPUTS, LR, SILOS, data, library
 

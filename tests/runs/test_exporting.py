@@ -25,7 +25,7 @@ from ekiden import (
     run,
     split,
 )
-from ekiden.core import models
+from ekiden.core.models import catalogue
 from ekiden.core.tasks import Regression
 from ekiden.data import ClientData, Dataset, Iid, Samples, Subset
 from ekiden.lab.conformance.small_runs import Tiny
@@ -198,7 +198,7 @@ def test_frozen_values_are_in_what_is_exported(tmp_path: Path) -> None:
     }
     export(tmp_path / "run", "hf", tmp_path / "hub")
     state = safetensors.torch.load_file(tmp_path / "hub" / "model.safetensors")
-    network = models.build("mlp", (1, 8, 8), 10)
+    network = catalogue.build("mlp", (1, 8, 8), 10)
     network.load_state_dict(state)
     x = silos.dataset.test.x
     with torch.no_grad():

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ekiden.clinic.answers import further
-from ekiden.core import models
 from ekiden.core.base.checks import Count, CountOrZero, admitted, checked
 from ekiden.core.base.errors import DivergenceWarning, UserError, nearest, unknown, warn
 from ekiden.core.base.settings import Hardware, Training
@@ -45,6 +44,7 @@ from ekiden.core.engine.setup import (
 )
 from ekiden.core.engine.transport import Transport
 from ekiden.core.engine.worker import Setup, Watch, Worker
+from ekiden.core.models.pretrained import located_file
 from ekiden.core.tasks import Metric, own_metric
 from ekiden.core.training.private import DP, check_honest
 from ekiden.methods import check_needs, method_named, note_few_steps
@@ -216,7 +216,7 @@ def run(  # noqa: D417  (there are no others)
     recipe = Recipe(
         method=chosen,
         model=named,
-        pretrained=models.located_file(pretrained),
+        pretrained=located_file(pretrained),
         train=train,
         training=training or Training(),
         dp=str(dp),

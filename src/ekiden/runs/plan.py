@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_type_hints
 
-from ekiden.core import models
 from ekiden.core.base import outside
 from ekiden.core.base.checks import (
     BelowOne,
@@ -28,6 +27,7 @@ from ekiden.core.data.samples import Dataset, FederatedData, Origin
 from ekiden.core.engine.folder import read_config, settings_in, write_config
 from ekiden.core.engine.method import Method
 from ekiden.core.engine.setup import check_same_data
+from ekiden.core.models import catalogue
 from ekiden.core.tasks import task_of
 from ekiden.core.training import loop as own_loop
 from ekiden.methods import method_named
@@ -95,7 +95,7 @@ class Plan(Checked, Generic[M]):
         object.__setattr__(self, "recipe", self.recipe.located())
         if self.recipe.model != "auto":
             # before slow work
-            models.check_name(self.recipe.model)
+            catalogue.check_name(self.recipe.model)
         if self.partition != "auto":
             parse(self.partition)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
-from ekiden.core import models
 from ekiden.core.base import outside
 from ekiden.core.base.checks import Checked, CountOrZero, all_but, made, plain, reading
 from ekiden.core.base.errors import UserError
@@ -14,6 +13,7 @@ from ekiden.core.base.outside import is_file
 from ekiden.core.base.settings import Training
 from ekiden.core.engine.evaluation import EvaluateOn
 from ekiden.core.engine.method import Method
+from ekiden.core.models.pretrained import located, located_file
 from ekiden.core.models.split import parse_part
 from ekiden.core.training import loop as own_loop
 from ekiden.core.training import private
@@ -106,10 +106,10 @@ class Recipe(Checked, Generic[M_co]):
         names one.
         """
         method, model, pretrained = self.method.with_source(
-            self.model, models.located_file(self.pretrained)
+            self.model, located_file(self.pretrained)
         )
-        model = models.located(outside.located(model))
-        pretrained = models.located_file(pretrained)
+        model = located(outside.located(model))
+        pretrained = located_file(pretrained)
         loop = self.training.loop
         if isinstance(loop, str):
             loop = outside.located(loop)

@@ -106,12 +106,13 @@ def test_the_answer_of_a_killed_process_ends_the_run_and_leaves_nothing_behind()
 def test_answers_are_given_back() -> None:
     setup = Setup(Share(), Tiny, None)  # type: ignore[arg-type]
     counts = []
-    for _ in range(3):
+    for _ in range(12):
         shared = SharedValue((0.5, None, None))
         assert given(DupFd(shared.handle), setup).result(timeout=0).value == 0.5
         del shared
         counts.append(len(os.listdir("/proc/self/fd")))
-    assert counts[1] == counts[2]  # the first one starts what hands them on
+    # what hands them on is started by the first one, and closes its end in its own time
+    assert counts[-1] - counts[0] < 6
 
 
 @SHARED

@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ekiden.core import models
 from ekiden.core.base.checks import require
 from ekiden.core.engine import wire
 from ekiden.core.engine.folder import Marks
 from ekiden.core.engine.method import INITIAL, State
 from ekiden.core.engine.transport import live_refs
 from ekiden.core.engine.wire import Ref, WireError, decode, encode, size
+from ekiden.core.models import catalogue
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights
 from tests.fuzz import examples
@@ -275,7 +275,7 @@ def test_the_safetensors_library_reads_it() -> None:
 
 
 def test_a_resnet18_is_44_73_megabytes() -> None:
-    model = Network(models.build("resnet18", (3, 32, 32), 10)).weights()
+    model = Network(catalogue.build("resnet18", (3, 32, 32), 10)).weights()
     assert size(model) == 44_734_408
     assert len(model.params) == 11_173_962
     on_the_wire = sum(len(chunk) for chunk in wire.chunks(model))

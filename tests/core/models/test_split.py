@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ekiden import Training, UserError, run
-from ekiden.core import models
-from ekiden.core.models import build
+from ekiden.core.models import catalogue
+from ekiden.core.models.catalogue import build
 from ekiden.core.models.split import (
     Adapters,
     SplitNetwork,
@@ -162,9 +162,9 @@ def test_both_factors_are_trained_only_where_nothing_is_averaged(
             ),
             (4,),
         ),
-        (lambda: models.build("cnn_ma_echo", (3, 16, 16), 3), (3, 16, 16)),
-        (lambda: models.build("cnn_ua_pdfl", (3, 8, 8), 3), (3, 8, 8)),
-        (lambda: models.build("resnet18", (1, 8, 8), 3), (1, 8, 8)),
+        (lambda: catalogue.build("cnn_ma_echo", (3, 16, 16), 3), (3, 16, 16)),
+        (lambda: catalogue.build("cnn_ua_pdfl", (3, 8, 8), 3), (3, 8, 8)),
+        (lambda: catalogue.build("resnet18", (1, 8, 8), 3), (1, 8, 8)),
     ],
 )
 def test_old_outputs_stay(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
@@ -178,7 +178,7 @@ def test_old_outputs_stay(make: Callable[[], nn.Module], shape: tuple[int, ...])
 
 
 def test_lenet_grows_by_one_row() -> None:
-    grown = widen(models.build("lenet", (3, 32, 32), 10), 1)
+    grown = widen(catalogue.build("lenet", (3, 32, 32), 10), 1)
     assert sum(p.numel() for p in grown.parameters()) == 62_091
 
 

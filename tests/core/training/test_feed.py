@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ekiden import Augment, Hardware
-from ekiden.core import models
+from ekiden.core.models import catalogue
 from ekiden.core.training.feed import Feed, feed_for
 from ekiden.data import Dataset, Subset, from_tensors
 
@@ -45,7 +45,7 @@ def test_an_epoch_of_batches_is_what_single_batches_are(
 )
 def test_large_networks_keep_their_own_layout_on_a_cpu(network: str, last: bool) -> None:
     data = dataset((3, 32, 32), 3)
-    feed = feed_for(data, HARDWARE, models.build(network, (3, 32, 32), 3))
+    feed = feed_for(data, HARDWARE, catalogue.build(network, (3, 32, 32), 3))
     x, _ = feed.batch(Subset(data.train, torch.arange(3)), slice(None), train=True)
     assert x.is_contiguous(memory_format=torch.channels_last) == last
     assert x.is_contiguous() != last
@@ -53,6 +53,6 @@ def test_large_networks_keep_their_own_layout_on_a_cpu(network: str, last: bool)
 
 def test_no_network_has_a_layout_that_was_switched_off() -> None:
     data = dataset((3, 32, 32), 3)
-    feed = feed_for(data, Hardware(channels_last=False), models.build("lenet", (3, 32, 32), 3))
+    feed = feed_for(data, Hardware(channels_last=False), catalogue.build("lenet", (3, 32, 32), 3))
     x, _ = feed.batch(Subset(data.train, torch.arange(3)), slice(None), train=True)
     assert x.is_contiguous()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import Augment, Hardware, Training
-from ekiden.core import models
+from ekiden.core.models import catalogue
 from ekiden.core.models.split import SplitNetwork
 from ekiden.core.tasks import Task
 from ekiden.core.tasks.labels import Classification, MultiLabel, Regression
@@ -34,7 +34,7 @@ def perceptron() -> nn.Module:
 
 
 def images(shape: tuple[int, ...] = (1, 8, 8)) -> nn.Module:
-    return models.build("mlp", shape, 3)
+    return catalogue.build("mlp", shape, 3)
 
 
 def dataset(shape: tuple[int, ...], n: int = 50, **more: Any) -> Dataset:
@@ -208,7 +208,7 @@ STEPS: list[dict[str, Any]] = [
         *((lambda: Dropping((3, 8, 8)), training) for training in STEPS),
         # its normalisation counts batches, whatever the optimiser is
         (lambda: normed(nn.BatchNorm2d(4)), {}),
-        pytest.param(lambda: models.build("resnet18", (3, 8, 8), 3), {}, marks=pytest.mark.slow),
+        pytest.param(lambda: catalogue.build("resnet18", (3, 8, 8), 3), {}, marks=pytest.mark.slow),
     ],
 )
 def test_recorded_steps_draw_and_count_as_others_do(
@@ -232,7 +232,7 @@ def test_recorded_steps_draw_and_count_as_others_do(
     "smooth",
     [
         lambda: normed(nn.GroupNorm(2, 4)),
-        pytest.param(lambda: models.build("resnet18_gn", (3, 8, 8), 3), marks=pytest.mark.slow),
+        pytest.param(lambda: catalogue.build("resnet18_gn", (3, 8, 8), 3), marks=pytest.mark.slow),
     ],
 )
 def test_steps_without_dropout_are_those_of_an_epoch_that_is_drawn_batch_by_batch(
@@ -396,10 +396,10 @@ def test_only_modules_that_do_the_same_in_each_step_are_recorded() -> None:
         return gradients.is_recordable(network)
 
     # with biases that begin at no multiple of 16 bytes
-    assert on_gpu(models.build("lenet", (3, 32, 32), 3))
+    assert on_gpu(catalogue.build("lenet", (3, 32, 32), 3))
     # a module of the user's may do something else each time
     assert not on_gpu(Dropping((3, 8, 8)))
-    hooked = models.build("lenet", (3, 32, 32), 3)
+    hooked = catalogue.build("lenet", (3, 32, 32), 3)
     hooked.register_forward_hook(lambda module, args, output: None)
     assert not on_gpu(hooked)
     assert not gradients.is_recordable(Network(images()))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ekiden import UserError
-from ekiden.core import models
 from ekiden.core.engine.method import Size
+from ekiden.core.models import catalogue
 from ekiden.core.training.network import (
     Elastic,
     Network,
@@ -323,8 +323,8 @@ class Backwards(nn.Module):
             (4,),
             "wider",
         ),
-        (models.build("resnet18", (3, 8, 8), 4), (3, 8, 8), "use average"),
-        (models.build("resnet18_gn", (3, 8, 8), 4), (3, 8, 8), "use average"),
+        (catalogue.build("resnet18", (3, 8, 8), 4), (3, 8, 8), "use average"),
+        (catalogue.build("resnet18_gn", (3, 8, 8), 4), (3, 8, 8), "use average"),
     ],
 )
 def test_what_cannot_be_matched_is_refused(
@@ -340,10 +340,10 @@ def test_what_cannot_be_matched_is_refused(
         (Tiny(), (4,)),
         (convolutions(), (2, 8, 8)),
         *(
-            (models.build(name, (3, 18, 18), 5), (3, 18, 18))
+            (catalogue.build(name, (3, 18, 18), 5), (3, 18, 18))
             for name in ("mlp_ma_echo", "lenet", "cnn_ma_echo")
         ),
-        (models.build("vgg11", (3, 32, 32), 5), (3, 32, 32)),
+        (catalogue.build("vgg11", (3, 32, 32), 5), (3, 32, 32)),
     ],
 )
 def test_the_networks_of_the_papers_can_be_matched(
@@ -387,9 +387,9 @@ def test_refuses_values_of_another_part() -> None:
         network.head.put((~network.head).of(network.weights()), network.weights())
 
 
-@pytest.mark.parametrize("name", models.fitting((3, 32, 32)))
+@pytest.mark.parametrize("name", catalogue.fitting((3, 32, 32)))
 def test_every_network_of_the_library_declares_its_head(name: str) -> None:
-    network = Network(models.build(name, (3, 32, 32), 10))
+    network = Network(catalogue.build(name, (3, 32, 32), 10))
     assert int(network.head.params.sum()) == sum(
         p.numel() for p in network.module.get_submodule("head").parameters()
     )
@@ -401,7 +401,7 @@ def test_every_network_of_the_library_declares_its_head(name: str) -> None:
 
 
 def test_the_head_of_resnet18_is_as_large_as_the_papers() -> None:
-    network = Network(models.build("resnet18", (3, 32, 32), 10))
+    network = Network(catalogue.build("resnet18", (3, 32, 32), 10))
     assert (int(network.head.params.sum()), len(network.params)) == (5130, 11_173_962)
     assert Size.of(network) == 44_734_408
 

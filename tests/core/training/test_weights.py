@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ekiden import UserError
-from ekiden.core import models
+from ekiden.core.models import catalogue
 from ekiden.core.training.network import Network, fresh
 from ekiden.core.training.weights import Weights, distance, mean
 from ekiden.lab.conformance.small_runs import Tiny
@@ -101,7 +101,7 @@ def test_layers_and_their_kinds() -> None:
 
 
 def test_every_parameter_belongs_to_one_layer() -> None:
-    network = Network(models.build("resnet18", (3, 32, 32), 10))
+    network = Network(catalogue.build("resnet18", (3, 32, 32), 10))
     parts = [part for layer in network.layout.layers for part in layer.params]
     assert sorted(parts, key=lambda p: p.start) == list(network.layout.params)
     assert sum(layer.kind == "conv" for layer in network.layout.layers) == 20
@@ -138,10 +138,10 @@ def test_fresh_values_depend_on_the_seed_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted({*models.fitting((3, 64, 64))} - {"scattering"})
+    "name", sorted({*catalogue.fitting((3, 64, 64))} - {"scattering"})
 )  # which draws nothing but its head
 def test_fresh_values_are_drawn_as_the_network_draws_its_own(name: str) -> None:
-    module = models.build(name, (3, 64, 64), 10)
+    module = catalogue.build(name, (3, 64, 64), 10)
     again = fresh(module, 1)
     for built, drawn in zip(
         *([p.detach() for p in m.parameters()] for m in (module, again)), strict=True

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ekiden import Hardware, run
-from ekiden.core.models import build
+from ekiden.core.models.catalogue import build
 from ekiden.core.tasks import Classification
 from ekiden.core.training.gram import size
 from ekiden.lab.conformance.small_runs import Tiny

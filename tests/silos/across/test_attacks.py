@@ -32,7 +32,7 @@ from ekiden.core.engine.drive import Outline, outline
 from ekiden.core.engine.folder import read_lines
 from ekiden.core.engine.method import INITIAL, Method, payload_types
 from ekiden.core.engine.wire import SERVER, Encoded, Ref
-from ekiden.core.models import build
+from ekiden.core.models.catalogue import build
 from ekiden.core.training.gram import size
 from ekiden.core.training.network import Network
 from ekiden.core.training.weights import Weights

@@ -24,7 +24,7 @@ from ekiden.core.engine import wire
 from ekiden.core.engine.folder import read_config
 from ekiden.core.engine.method import INITIAL, Method, on_client
 from ekiden.core.engine.wire import Encoded
-from ekiden.core.models import build
+from ekiden.core.models.catalogue import build
 from ekiden.core.tasks import Classification
 from ekiden.core.training.gram import Sums
 from ekiden.core.training.weights import Weights

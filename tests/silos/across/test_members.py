@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ekiden.core.data.samples import Subset
-from ekiden.core.models import build
+from ekiden.core.models.catalogue import build
 from ekiden.core.tasks import Classification
 from ekiden.data import load
 from ekiden.methods import FedCOF, FedGram, FedKrylov, FedRAN

@@ -25,7 +25,7 @@ from ekiden.core.base.errors import UserError
 from ekiden.core.engine import wire
 from ekiden.core.engine.folder import values_digest
 from ekiden.core.engine.method import INITIAL
-from ekiden.core.models import build
+from ekiden.core.models.catalogue import build
 from ekiden.core.training.network import Network
 from ekiden.methods import FedAvg, FedSeq
 from ekiden.methods.blocks.rounds import Reply

@@ -19,7 +19,7 @@ from ekiden import GLM, federate, run
 from ekiden.core.base.errors import UserError
 from ekiden.core.data.samples import Samples, Subset
 from ekiden.core.engine.method import Method
-from ekiden.core.models import build
+from ekiden.core.models.catalogue import build
 from ekiden.core.models.tables_and_texts import linear
 from ekiden.core.tasks import Classification
 from ekiden.data import FederatedData, load

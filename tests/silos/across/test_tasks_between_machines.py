@@ -19,7 +19,7 @@ from ekiden.core.engine import wire
 from ekiden.core.engine.federation import Fed
 from ekiden.core.engine.folder import read_config
 from ekiden.core.engine.method import Method
-from ekiden.core.models import NETWORKS, Known
+from ekiden.core.models.catalogue import NETWORKS, Known
 from ekiden.core.models.split import SplitNetwork
 from ekiden.core.tasks import LanguageModelling, Regression, named
 from ekiden.core.tasks import terms as task_terms

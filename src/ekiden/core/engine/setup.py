@@ -22,7 +22,6 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ekiden.core import models
 from ekiden.core.base.checks import require
 from ekiden.core.base.errors import UserError, first_line
 from ekiden.core.base.files import Damaged, read_tensors
@@ -34,6 +33,7 @@ from ekiden.core.engine.folder import RunFolder, data_differences, model_digest,
 from ekiden.core.engine.method import Method, Size
 from ekiden.core.engine.wire import EVERYONE, SERVER
 from ekiden.core.engine.worker import Setup, Worker
+from ekiden.core.models import catalogue, pretrained
 from ekiden.core.models.split import Widened, check_part, freeze, parse_part
 from ekiden.core.tasks import Task, balanced, recorded
 from ekiden.core.training import frozen, private
@@ -321,9 +321,9 @@ class NamedNetwork:
     def __call__(self) -> nn.Module:
         """Build it. A network that comes with values is read even on the device meta."""
         device = torch.get_default_device()
-        read = device.type == "meta" and models.is_pretrained(self.name)
+        read = device.type == "meta" and pretrained.is_pretrained(self.name)
         with seeded(derive(self.seed, "initial")), torch.device("cpu") if read else nullcontext():
-            module = models.build(self.name, self.shape, self.classes, self.inputs)
+            module = catalogue.build(self.name, self.shape, self.classes, self.inputs)
         if read:
             return module.to(device)
         return module
@@ -396,7 +396,7 @@ class Prepared:
 
     def __call__(self) -> nn.Module:
         named = isinstance(self.build, NamedNetwork) and (
-            self.pretrained or self.train != "all" or models.is_pretrained(self.build.name)
+            self.pretrained or self.train != "all" or pretrained.is_pretrained(self.build.name)
         )
         if not named or torch.get_default_device().type != "cpu":
             return self.make()
@@ -412,7 +412,7 @@ class Prepared:
         """Return the network."""
         module = self.build()
         if self.pretrained and torch.get_default_device().type != "meta":
-            models.load_weights(module, Path(self.pretrained))
+            pretrained.load_weights(module, Path(self.pretrained))
         with torch.random.fork_rng(devices=[]):
             # copies are made on the CPU
             torch.default_generator.manual_seed(derive(self.seed, "adapters"))
@@ -469,7 +469,7 @@ def builder(
         build = Made(model, seed)
     else:
         name = (
-            models.default_for(dataset.name, shape, dataset.inputs, dataset.task)
+            catalogue.default_for(dataset.name, shape, dataset.inputs, dataset.task)
             if model == "auto"
             else model
         )

@@ -20,7 +20,6 @@ import torch
 from ekiden.care.spelling import ALIKE, Names, numbered_from_two
 from ekiden.clinic.counting import counting_of
 from ekiden.clinic.subgroups import check_task, divisions
-from ekiden.core import models
 from ekiden.core.base.checks import all_but
 from ekiden.core.base.errors import UserError
 from ekiden.core.base.files import write
@@ -39,6 +38,7 @@ from ekiden.core.engine.run import Run, last
 from ekiden.core.engine.setup import describe_model, read_model
 from ekiden.core.engine.transport import ClientMissing
 from ekiden.core.engine.worker import Setup
+from ekiden.core.models import catalogue
 from ekiden.core.tasks import Classification, balanced, task_of_terms, terms
 from ekiden.core.training.network import Network, on_meta
 from ekiden.methods import among, check_needs
@@ -309,7 +309,7 @@ def agree(
         one = replace(one, dataset="own data")
     model = plan.recipe.model
     if model == "auto":
-        model = models.default_for(one.dataset, one.shape, inputs, task)
+        model = catalogue.default_for(one.dataset, one.shape, inputs, task)
     recipe = replace(plan.recipe, model=model)
     about = vars(replace(one, task=terms(task)))
     agreed = replace(planned(plan, run_id, public_keys), recipe=recipe, **about)

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from ekiden.clinic.subgroups import check_task, divisions
-from ekiden.core import models
 from ekiden.core.base import outside
 from ekiden.core.base.checks import Checked, made, plain, reading
 from ekiden.core.base.errors import UserError, at
@@ -28,6 +27,7 @@ from ekiden.core.engine.method import Method
 from ekiden.core.engine.setup import NamedNetwork, Prepared, of_method
 from ekiden.core.engine.wire import EVERYONE, SERVER, Ref
 from ekiden.core.engine.worker import Setup
+from ekiden.core.models import pretrained
 from ekiden.core.models.split import check_part
 from ekiden.core.tasks import Task, task_of_terms
 from ekiden.core.training.private import DP, check_honest
@@ -175,7 +175,9 @@ class Agreement(SampleTerms):
         """Whether the network has values that do not follow from the seed."""
         recipe = self.recipe
         return (
-            recipe.train != "all" or bool(recipe.pretrained) or models.is_pretrained(recipe.model)
+            recipe.train != "all"
+            or bool(recipe.pretrained)
+            or pretrained.is_pretrained(recipe.model)
         )
 
     def with_values(self) -> "Agreement":

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from ekiden import DP, FederatedData, Result, load_model, run
-from ekiden.core import models
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine.method import Method
+from ekiden.core.models import catalogue
 from ekiden.data import federate
 from ekiden.lab.conformance.small_runs import Tiny, files, same
 from ekiden.methods import METHODS, FedAvg, FedELMY, FedGram, FedOV, FedSeq
@@ -136,7 +136,7 @@ def pictures(shape: tuple[int, ...]) -> FederatedData:
 
 
 @pytest.mark.parametrize("changes", [{}, {"precision": "bf16"}], ids=str)
-@pytest.mark.parametrize("name", [n for n in models.names() if n not in OTHERS])
+@pytest.mark.parametrize("name", [n for n in catalogue.names() if n not in OTHERS])
 def test_a_network(name: str, changes: dict[str, Any], record_property: Note) -> None:
     data = pictures(SHAPES.get(name, (3, 32, 32)))
     one, other = (

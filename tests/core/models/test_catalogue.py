@@ -6,13 +6,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ekiden import UserError
-from ekiden.core import models
-from ekiden.core.models import Split, SplitNetwork
+from ekiden.core.models import catalogue
+from ekiden.core.models.split import Split, SplitNetwork
 from ekiden.readers.kinds import Table
 
 CIFAR, MNIST, TINY = (3, 32, 32), (1, 28, 28), (3, 64, 64)
 
-OF_IMAGES = models.fitting((3, 64, 64))
+OF_IMAGES = catalogue.fitting((3, 64, 64))
 """networks that take images; those for tables and texts are tried in test_tables_and_texts.py"""
 
 
@@ -21,7 +21,7 @@ def new(
 ) -> SplitNetwork:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = models.build(name, shape, classes)
+        network = catalogue.build(name, shape, classes)
     assert isinstance(network, SplitNetwork)
     return network
 
@@ -264,7 +264,7 @@ def test_a_users_network_declares_its_parts_in_one_line_each() -> None:
 
 def test_unknown_name_gets_the_nearest() -> None:
     with pytest.raises(UserError, match="unknown model 'resnet81': did you mean 'resnet18'"):
-        models.build("resnet81", CIFAR, 10)
+        catalogue.build("resnet81", CIFAR, 10)
 
 
 def test_ua_pdfl_head_is_all_but_the_convolutions() -> None:
@@ -307,7 +307,7 @@ def test_too_small_images(name: str, side: int) -> None:
         with pytest.raises(
             UserError, match=f"{name} needs images of at least {side}x{side} pixels"
         ) as caught:
-            models.build(name, shape, 10)
+            catalogue.build(name, shape, 10)
         text = str(caught.value)
         assert "\n" not in text
         assert "mlp" in text
@@ -319,15 +319,15 @@ def test_convolutions_refuse_features(name: str) -> None:
     with pytest.raises(
         UserError, match=r"needs images.*\(64,\): .* one of mlp, linear, mlp_ma_echo, cnn_signal$"
     ):
-        models.build(name, (64,), 10)
+        catalogue.build(name, (64,), 10)
 
 
 @pytest.mark.parametrize("name", ["lenet", "resnet18", "unet", "efficientnet_lite0"])
 def test_networks_of_images_say_that_a_table_is_none(name: str) -> None:
     with pytest.raises(UserError) as refused:
-        models.build(name, (2,), 2, Table(("a", "b")))
+        catalogue.build(name, (2,), 2, Table(("a", "b")))
     assert "\n" not in str(refused.value)
-    if name in models.pretrained_names():
+    if name in catalogue.pretrained_names():
         assert str(refused.value).endswith("have shape (2,): use other images, or another model")
     else:
         said = "but these samples are a table, of shape (2,): use model with one of table_mlp, table_transformer, mlp"
@@ -362,8 +362,8 @@ def test_networks_of_images_say_that_a_table_is_none(name: str) -> None:
     ],
 )
 def test_default_network(dataset: str, shape: tuple[int, ...], name: str) -> None:
-    assert models.default_for(dataset, shape) == name
-    assert models.build(name, shape, 3)(torch.zeros(2, *shape)).shape == (2, 3)
+    assert catalogue.default_for(dataset, shape) == name
+    assert catalogue.build(name, shape, 3)(torch.zeros(2, *shape)).shape == (2, 3)
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 4, 4), (3, 33, 50), (2, 7, 5)])
@@ -383,6 +383,6 @@ def test_the_u_net_refuses_what_it_cannot_take() -> None:
     with pytest.raises(
         UserError, match=r"unet needs images of at least 4x4 pixels, but .* \(3, 3, 8\)"
     ):
-        models.build("unet", (3, 3, 8), 2)
+        catalogue.build("unet", (3, 3, 8), 2)
     with pytest.raises(UserError, match="unet needs images"):
-        models.build("unet", (12,), 2)
+        catalogue.build("unet", (12,), 2)
