@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -136,6 +137,87 @@ def test_a_full_disk_lets_nobody_half_in(
     assert held() == before, "in particular no key, by which the SuperLink would let d in"
     call(words)
     assert federation.read(made.folder).silos == (*SILOS, "d")
+
+
+CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "open")
+
+
+def changed(found: Federation, what: str, public: Path) -> Federation:
+    new = {public.name.removesuffix(".key.pub"): keys.read_public(public)}
+    if what == "revoke":
+        return federation.revoke(found, new)
+    return getattr(federation, what)(found, new, lambda public: None)
+
+
+def killed_before(number: int, folder: Path, what: str, public: Path) -> bool:
+    """Change a federation in another process, which ends without warning before the change of the
+    file system with this number; return whether it did."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1] != 0
+    left = number
+
+    def count(event: str, about: tuple[Any, ...]) -> None:
+        nonlocal left
+        if event not in CHANGES or not str(about[0]).startswith(str(folder)):
+            return
+        if event == "open" and not about[2] & os.O_CREAT:
+            return
+        if not left:
+            os._exit(1)
+        left -= 1
+
+    sys.addaudithook(count)
+    try:
+        changed(federation.read(folder), what, public)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.parametrize(("what", "name"), [("add", "d"), ("rotate", "b"), ("revoke", "b")])
+def test_a_command_that_is_killed_changes_all_or_nothing(
+    made: Federation, tmp_path: Path, what: str, name: str
+) -> None:
+    public = keys.generate(tmp_path / f"{name}.key")
+
+    def held(folder: Path) -> dict[str, str]:
+        files = (*folder.glob("keys/*"), folder / ROSTER, folder / federation.FILE)
+        return {path.name: path.read_text() for path in files}
+
+    whole = tmp_path / "whole"
+    shutil.copytree(made.folder, whole)
+    changed(federation.read(whole), what, public)
+    states = [held(made.folder), held(whole)]
+    seen = []
+    for number in range(100):
+        folder = tmp_path / f"killed-{number}"
+        shutil.copytree(made.folder, folder)
+        if not killed_before(number, folder, what, public):
+            break
+        found = federation.read(folder)
+        seen.append(states.index(held(folder)))
+        if not seen[-1]:
+            changed(found, what, public)
+            assert held(folder) == states[1]
+        hidden = {path.name for path in folder.glob(".*")}
+        assert hidden == {f".{federation.FILE}.lock"}
+    assert seen == sorted(seen)
+    assert {*seen} == {0, 1}
+
+
+def test_a_key_is_registered_before_it_is_written(made: Federation, tmp_path: Path) -> None:
+    public = {"d": keys.read_public(keys.generate(tmp_path / "d.key"))}
+
+    def stop(public: Any) -> None:
+        raise UserError("the SuperLink does not answer")
+
+    for change in (federation.add, federation.rotate):
+        with pytest.raises(UserError, match="does not answer|not in the federation"):
+            change(made, public, stop)
+    assert federation.read(made.folder) == made
+    asked: list[Any] = []
+    federation.add(made, public, asked.append)
+    assert asked == [public]
 
 
 def test_a_damaged_federation_is_one_line(made: Federation, tmp_path: Path) -> None:

@@ -3,8 +3,9 @@ agree`.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -166,8 +167,9 @@ def _tell_roster(federation: Federation) -> None:
 
 def add(options: AddOptions) -> None:
     """`ekiden federation add FOLDER NAME.key.pub ...`."""
+    found = federations.read(options.folder)
     public = federations.named_keys(options.public_keys)
-    _changed(federations.add(federations.read(options.folder), public), tuple(public))
+    _tell_roster(federations.add(found, public, partial(_register, found)))
     say(
         "runs go on without a new silo until you name it by --clients, which works once all others "
         "have joined by the new roster"
@@ -179,7 +181,7 @@ def rotate(options: RotateOptions) -> None:
     found = federations.read(options.folder)
     if options.public_keys:
         public = federations.named_keys(options.public_keys)
-        return _changed(federations.rotate(found, public), tuple(public))
+        return _tell_roster(federations.rotate(found, public, partial(_register, found)))
     keys.renew(found.folder, found.host)
     until = keys.valid_until(found.folder / "link.crt")
     say(
@@ -190,14 +192,13 @@ def rotate(options: RotateOptions) -> None:
 
 def revoke(options: RevokeOptions) -> None:
     """`ekiden federation revoke FOLDER NAME ...`."""
-    _changed(federations.revoke(federations.read(options.folder), options.names), ())
+    _tell_roster(federations.revoke(federations.read(options.folder), options.names))
 
 
-def _changed(federation: Federation, names: Sequence[str]) -> None:
-    """Register new keys if the SuperLink runs, and say what to do with the roster."""
-    if names and commands.is_running(federation):
-        commands.let_in(federation, names, lambda line: None)
-    _tell_roster(federation)
+def _register(federation: Federation, public: Mapping[str, str]) -> None:
+    """Register new keys if the SuperLink runs."""
+    if commands.is_running(federation):
+        commands.let_in(federation, public, lambda line: None)
 
 
 def status(options: StatusOptions) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -218,7 +218,7 @@ def start_superlink(federation: Federation, log: Log, metrics: Metrics) -> None:
         try:
             _await_port(process, federation.control_port)
             unfinished = False
-            let_in(federation, federation.silos, log)
+            let_in(federation, read_keys(federation.keys, federation.silos), log)
             about = Watched(
                 "ekiden_link",
                 partial(counted, federation),
@@ -301,11 +301,11 @@ def counted(federation: Federation) -> Mapping[str, float]:
     }
 
 
-def let_in(federation: Federation, names: Iterable[str], say: Say) -> None:
+def let_in(federation: Federation, public: Mapping[str, str], say: Say) -> None:
     """Register silos' keys at a SuperLink that runs."""
     superlink = connect(federation.link, federation.certificate)
-    for name in names:
-        superlink.register(keys.read_public(federation.keys / f"{name}.pub"))
+    for name, key in public.items():
+        superlink.register(key)
         say(f"{name} may connect")
 
 

@@ -6,15 +6,17 @@ import ipaddress
 import json
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
+from shutil import rmtree
 from typing import Annotated, Literal, TypeAlias
 
 from ekiden.core.base.checks import Checked, Range, made, plain, reading
 from ekiden.core.base.errors import UserError, unknown
-from ekiden.core.base.files import read_toml, write
+from ekiden.core.base.files import lock_file, locked, read_toml, write
 from ekiden.silos.logs import numbers_in
 from ekiden.silos.silo import silo_file
 from ekiden.silos.silo.levels import Level
@@ -24,10 +26,13 @@ from ekiden.silos.trust.keys import make_certificates
 
 FILE = "federation.toml"
 SEEN = "seen.json"
+# folder with the files that a change of silos brings, once it has all of them
+_NEXT = ".next"
 # seconds within which a connected silo asks for messages; its heartbeats come every half minute
 _CONNECTED = 60.0
 Port: TypeAlias = Annotated[int, Range(least=1, most=65535)]
 State: TypeAlias = Literal["connected", "away", "never"]
+Register: TypeAlias = Callable[[Mapping[str, str]], None]
 
 
 @dataclass(frozen=True)
@@ -136,15 +141,15 @@ def named_keys(files: Sequence[Path]) -> dict[str, str]:
     return found
 
 
-def add(federation: Federation, public: Mapping[str, str]) -> Federation:
-    """Let further silos in."""
+def add(federation: Federation, public: Mapping[str, str], register: Register) -> Federation:
+    """Let further silos in; `register` tells a SuperLink that runs of their keys."""
     for name in public:
         if name in federation.silos:
             raise UserError(
                 f"{name} is in the federation: `ekiden federation rotate` replaces its key"
             )
     after = replace(federation, joining=(*federation.joining, *public))
-    return _changed(after, (*federation.silos, *public), public)
+    return _changed(after, (*federation.silos, *public), public, register)
 
 
 def members(federation: Federation) -> tuple[str, ...]:
@@ -162,12 +167,12 @@ def met(folder: Path, names: Collection[str]) -> None:
         write(folder / FILE, [_toml(after).encode()])
 
 
-def rotate(federation: Federation, public: Mapping[str, str]) -> Federation:
-    """Replace the keys of silos; the former keys are refused from now on."""
+def rotate(federation: Federation, public: Mapping[str, str], register: Register) -> Federation:
+    """Replace the keys of silos; the former keys are refused from now on. `register` as in `add`."""
     for name in public:
         if name not in federation.silos:
             raise UserError(f"{name} is not in the federation: `ekiden federation add` lets it in")
-    return _changed(federation, federation.silos, public)
+    return _changed(federation, federation.silos, public, register)
 
 
 def revoke(federation: Federation, names: Iterable[str]) -> Federation:
@@ -175,7 +180,8 @@ def revoke(federation: Federation, names: Iterable[str]) -> Federation:
     for name in names:
         if name not in federation.silos:
             raise unknown("silo", name, federation.silos)
-    return _changed(federation, tuple(name for name in federation.silos if name not in names), {})
+    left = tuple(name for name in federation.silos if name not in names)
+    return _changed(federation, left, {}, lambda public: None)
 
 
 @dataclass(frozen=True)
@@ -208,7 +214,7 @@ def status(federation: Federation) -> list[SiloStatus]:
 
 
 def _changed(
-    federation: Federation, names: tuple[str, ...], public: Mapping[str, str]
+    federation: Federation, names: tuple[str, ...], public: Mapping[str, str], register: Register
 ) -> Federation:
     joining = tuple(name for name in federation.joining if name in names)
     after = replace(federation, silos=names, joining=joining)
@@ -219,37 +225,53 @@ def _changed(
                 f"{twin} has the key that is given for {name}: each silo makes its own, and a new "
                 "one"
             )
+    # before the files: a command that is killed then can be repeated
+    register(public)
     _store(after, {name: public.get(name) or before[name] for name in names})
     return after
 
 
 def _store(federation: Federation, public: Mapping[str, str]) -> None:
-    """Write the silos' keys, the roster, and `federation.toml`. The SuperLink lets in who has a key
-    there.
+    """Write the silos' keys, the roster, and `federation.toml`: all of them or none, whenever this
+    process is killed. The SuperLink lets in who has a key there.
     """
-    # first, so that nobody who was revoked gets in, whatever happens then
-    for path in federation.keys.glob("*.pub"):
-        if path.stem not in public:
-            path.unlink()
+    folder = federation.folder
     certificate = federation.certificate.read_text(encoding="utf-8")
     found = Roster(certificate, federation.silos, tuple(public[name] for name in federation.silos))
-    texts = {federation.keys / f"{name}.pub": f"{public[name]}\n" for name in federation.silos}
-    texts[federation.folder / ROSTER] = found.to_json()
-    texts[federation.folder / FILE] = _toml(federation)
-    _write_all(texts)
+    texts = {f"{name}.pub": f"{public[name]}\n" for name in federation.silos}
+    texts |= {ROSTER: found.to_json(), FILE: _toml(federation)}
+    new = folder / ".new"
+    with locked(lock_file(folder / FILE)):
+        try:
+            # of a killed command
+            rmtree(new, ignore_errors=True)
+            new.mkdir()
+            for name, text in texts.items():
+                write(new / name, [text.encode()])
+            new.rename(folder / _NEXT)
+        finally:
+            # also on a full disk: nobody who was revoked gets in
+            _drop_keys(federation.keys, federation.silos)
+            rmtree(new, ignore_errors=True)
+        _bring_next(folder)
 
 
-def _write_all(texts: Mapping[Path, str]) -> None:
-    """Write several files, or none of them if the disk is full."""
-    ready = {path.with_name(f".{path.name}.new"): path for path in texts}
-    try:
-        for new, path in ready.items():
-            write(new, [texts[path].encode()])
-        for new, path in ready.items():
-            new.replace(path)
-    finally:
-        for new in ready:
-            new.unlink(missing_ok=True)
+def _bring_next(folder: Path) -> None:
+    """Move the files of a change to their places, or those that a killed command left to move."""
+    for path in (folder / _NEXT).iterdir():
+        place = folder
+        if path.suffix == ".pub":
+            place = folder / "keys"
+        path.replace(place / path.name)
+    _drop_keys(folder / "keys", read_roster(folder / ROSTER).silos)
+    (folder / _NEXT).rmdir()
+
+
+def _drop_keys(folder: Path, silos: Collection[str]) -> None:
+    """Remove the keys of all but these silos."""
+    for path in folder.glob("*.pub"):
+        if path.stem not in silos:
+            path.unlink()
 
 
 def _toml(federation: Federation) -> str:
@@ -262,8 +284,11 @@ def _toml(federation: Federation) -> str:
 
 
 def read(folder: Path) -> Federation:
-    """Return the federation in `folder`."""
+    """Return the federation in `folder`, after a change that a killed command left unfinished."""
     file = folder / FILE
+    if (folder / _NEXT).is_dir():
+        with locked(lock_file(folder / FILE)), suppress(FileNotFoundError):
+            _bring_next(folder)
     values = read_toml(file, f"`ekiden federation init {folder}` makes a federation")
     with reading(str(file), "what `ekiden federation init` wrote"):
         return made(Federation, {"folder": folder} | values)
