@@ -70,6 +70,7 @@ def test_numbers_too_large_to_be_squared_are_refused() -> None:
         federate([drawn(5, 1).assign(v=-1e200), drawn(5, 1)])
 
 
+ONE = {"count": 3, "mean": 1.0, "squares": 1.0}
 BROKEN: dict[str, Any] = {
     "the former format": {"values": {"v": [3, 1.0, 2.0]}, "missing": {"v": 0}, "categories": {}},
     "no number": {"moments": {"v": {"count": 3, "mean": float("nan"), "squares": 1.0}}},
@@ -79,6 +80,18 @@ BROKEN: dict[str, Any] = {
     "fewer than no missing values": {
         "moments": {"v": {"count": 3, "mean": 1.0, "squares": 1.0}},
         "missing": {"v": -1},
+    },
+    "a target among the columns": {
+        "moments": {"v": ONE, "target: y": ONE},
+        "missing": {"v": 0, "target: y": 0},
+    },
+    "a column that is no target, without a count of missing values": {
+        "moments": {"v": ONE, "w": ONE},
+        "missing": {"v": 0},
+    },
+    "a column of numbers and of categories": {
+        "moments": {"v": ONE},
+        "categories": {"v": {"a": 3}},
     },
 }
 

@@ -10,6 +10,7 @@ import pandas
 import pytest
 import torch
 
+from ekiden.core.base.errors import UserError
 from ekiden.core.tasks import Regression
 from ekiden.data import FederatedData, federate, from_tensors, load, split
 from ekiden.readers.kinds import Table
@@ -191,3 +192,11 @@ def test_targets_are_standardised_by_what_clients_tell() -> None:
     assert isinstance(task, Regression)
     assert task.mean[0] == pytest.approx(float(silos.dataset.train.y.double().mean()))
     assert task.std[0] == pytest.approx(float(silos.dataset.train.y.double().std(correction=0)))
+
+
+def test_a_column_with_the_name_of_a_targets_sums_is_refused() -> None:
+    parts = [drawn(50, 10, seed=seed).rename(columns={"v": "target: y"}) for seed in range(2)]
+    for part in parts:
+        part["label"] = part["target: y"] / 7
+    with pytest.raises(UserError, match="rename the column 'target: y'"):
+        federate(parts, label_column="label", task="regression")

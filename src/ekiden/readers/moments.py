@@ -158,9 +158,11 @@ class ColumnSums:
     def _agrees(self) -> bool:
         """Return whether the columns go together, and names are such."""
         prints = self.rows if not self.secret else (*self.rows, self.secret)
+        columns = {name for name in self.moments if not name.startswith(target(""))}
         return (
-            {*self.missing} <= {*self.moments}
-            and {*self.dates} <= {*self.missing}
+            {*self.missing} == columns
+            and {*self.dates} <= columns
+            and not {*self.categories} & {*self.moments}
             and re.fullmatch(r"[\w.-]{0,200}", self.silo) is not None
             and all(re.fullmatch(r"[0-9a-f]{16}", one) for one in prints)
         )
@@ -226,6 +228,10 @@ def told_by(client: ClientData, dataset: Dataset, times: Sequence[float] = ()) -
         rows = client.train.x.numpy()
     for place, name in enumerate(table.numeric):
         present = rows[~np.isnan(rows[:, place]), place]
+        if name.startswith(target("")):
+            raise UserError(
+                f"rename the column {name!r}: sums of a number to predict have this name"
+            )
         moments[name] = told(present, f"column {name!r}")
         missing[name] = len(rows) - len(present)
         if missing[name] < least:
