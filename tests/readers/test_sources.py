@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
@@ -487,3 +488,26 @@ def test_only_paths_are_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [located(name) for name in ("digits", "cifar10", "wards", "pets", "./pets", found)] == [
         "digits", "cifar10", "wards", found, found, found
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"without": ["Ulmm"]}, "unknown client 'Ulmm': did you mean 'Ulm'"),
+        ({"without": "Ulm"}, "without is a list of names, not 'Ulm'"),
+        ({"without": 3}, "without 3 is of the wrong type"),
+        ({"classes": "ab"}, "classes is a list of names, not 'ab'"),
+        ({"like": 3}, "like 3 is of the wrong type: it must be of type Dataset or None"),
+        ({"whole": "yes"}, "whole 'yes' is of the wrong type"),
+    ],
+)
+def test_arguments_of_the_wrong_type_are_refused(given: dict[str, Any], line: str) -> None:
+    table = pa.table({"site": ["Ulm", "Bonn"] * 5, "x": [*range(10)], "label": [0, 1] * 5})
+    with pytest.raises(UserError, match=line):
+        load(table, group_column="site", **given)
+
+
+def test_owners_are_left_out_only_where_rows_have_some() -> None:
+    table = pa.table({"x": [*range(10)], "label": [0, 1] * 5})
+    with pytest.raises(UserError, match="unknown client 'Ulm'"):
+        load(table, without=["Ulm"])

@@ -5,13 +5,16 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.csv
 import pytest
 import torch
 
+import ekiden
 from ekiden.core.base.errors import UserError
 from ekiden.core.data.augment import Augment
 from ekiden.data import Reading
-from ekiden.methods import FedGram, FedSeq
+from ekiden.methods import GLM, FedGram, FedSeq
 from ekiden.runs.plan import Plan, from_json, read, written
 from ekiden.runs.recipe import Recipe
 
@@ -32,6 +35,23 @@ def test_a_subset_keeps_all_but_the_number_of_training_samples() -> None:
     assert sum(len(client.train) + len(client.val) for client in plan.federation().clients) == 100
     assert from_json(plan.to_json()) == plan
     assert "subset" not in Plan(Recipe(FedSeq())).to_json(), "older runs are the same"
+
+
+def test_data_that_leave_owners_out_are_read_again_as_they_were(tmp_path: Path) -> None:
+    sites = [*"abc"] * 20
+    table = {"site": sites, "x": [1.0 * k for k in range(60)], "label": [0, 1, 1, 0, 1, 0] * 10}
+    pyarrow.csv.write_csv(pa.table(table), tmp_path / "t.csv")
+    left, whole = (
+        ekiden.load(tmp_path / "t.csv", group_column="site", without=names) for names in (["b"], [])
+    )
+    silos = ekiden.split(left, "natural")
+    mixed = ekiden.split(whole, "iid", 3).without("client-1")
+    for name, data in {"natural": silos, "mixed": mixed}.items():
+        result = ekiden.run(GLM(), data, "auto", folder=tmp_path / name, quiet=True)
+        assert ekiden.evaluate(tmp_path / name)["loss"] == result.metrics[-1]["loss"]
+    # a run folder cannot say these
+    for data in (ekiden.split(left, "iid", 2), ekiden.split(whole, "natural").without("b")):
+        assert data.origin is None
 
 
 def test_every_setting_survives(tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ def test_silos_with_names_of_their_own_are_natural() -> None:
     plan = {"partition": "auto", "data": "digits"}
     assert partition({"plan": plan, "clients": {"client-0": [], "client-1": []}}) == "dirichlet:0.5"
     assert partition({"plan": plan, "clients": {"north": [], "south": []}}) == "natural"
+    left = {"plan": plan, "clients": {"client-0": [], "client-2": []}}
+    assert partition(left) == "dirichlet:0.5", "who leaves changes nothing for the others"
     own = {"partition": "auto", "silos": ["a=/x/a.csv", "b=/x/b.csv"]}
     assert partition({"plan": own, "clients": {"client-0": [], "client-1": []}}) == "natural"
 

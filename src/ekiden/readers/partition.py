@@ -561,9 +561,13 @@ def split(
     # one for each client
     if owners:
         made = replace(made, among=partial(_of_owners, dataset, seed, val_fraction))
+    origin = dataset.origin if isinstance(partition, _SPELLED) else None
+    # of other clients than owners, these names would leave out clients
+    if origin and origin.without and not owners:
+        origin = None
     return coming_from(
         made,
-        dataset.origin if isinstance(partition, _SPELLED) else None,
+        origin,
         partition=str(partition),
         clients=None if owners else clients,
         seed=seed,

@@ -103,6 +103,7 @@ NAMED: dict[str, Named] = {
 }
 
 
+@checked("name", "size", "task")
 def load(
     name: Any,
     *,
@@ -155,8 +156,9 @@ def load(
     Raises:
         UserError: there is no such data set, it cannot be read, or its images differ in size.
     """
-    if isinstance(classes, str):
-        raise UserError(f"classes is a list of names, not {classes!r}")
+    for what, names in {"classes": classes, "without": without}.items():
+        if isinstance(names, str):
+            raise UserError(f"{what} is a list of names, not {names!r}")
     chosen = reading(columns).like(like and like.inputs)
     named = isinstance(name, str | PathLike)
     asked = _Request(
@@ -181,9 +183,10 @@ def load(
     place = located(asked.name)
     if found.name == asked.name:
         found = replace(found, name=place)
-    return coming_from(
-        found, Origin(place, size=size, task=task, reading=chosen.located().chosen())
+    origin = Origin(
+        place, size=size, task=task, reading=chosen.located().chosen(), without=asked.without
     )
+    return coming_from(found, origin)
 
 
 def _refused(given: Any) -> UserError:

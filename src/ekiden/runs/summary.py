@@ -250,9 +250,8 @@ def partition(config: Mapping[str, Any]) -> str:
         return "domains"
     if plan.get("silos") or plan.get("reading", {}).get("group_column"):
         return "natural"
-    clients = list(config["clients"])
     # owners in the data have names
-    if clients != [f"client-{k}" for k in range(len(clients))]:
+    if not all(name.removeprefix("client-").isdigit() for name in config["clients"]):
         return "natural"
     if named:
         return "dirichlet:0.5"

@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 from math import log2
+from typing import Any
 
+import pytest
 import torch
 
 from ekiden import federate
+from ekiden.core.base.errors import UserError
 from ekiden.core.data.samples import Samples, Subset
 
 
@@ -57,3 +60,10 @@ def test_a_digest_names_samples_labels_and_rows() -> None:
     ]
     assert replace(part, samples=replace(samples, x=samples.x.clone())).digest == part.digest
     assert len({part.digest, *(one.digest for one in others)}) == 5
+
+
+@pytest.mark.parametrize("samples", ["5", 0, 2.5])
+def test_a_subset_has_a_number_of_samples(samples: Any) -> None:
+    data = federate([(torch.rand(9, 2), torch.arange(9) % 2)]).dataset
+    with pytest.raises(UserError, match="samples"):
+        data.subset(samples)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.core.base import outside
-from ekiden.core.base.checks import Checked, made, plain, reading
+from ekiden.core.base.checks import Checked, Count, CountOrZero, checked, made, plain, reading
 from ekiden.core.base.errors import UserError, counted, unknown
 from ekiden.core.base.files import Place, bytes_of, place
 from ekiden.core.base.settings import Training
@@ -217,7 +217,8 @@ class Dataset:
             augment=self.augment if training.augment else Augment(),
         )
 
-    def subset(self, samples: int, seed: int = 0) -> "Dataset":
+    @checked()
+    def subset(self, samples: Count, seed: CountOrZero = 0) -> "Dataset":
         """Return the data set with so many random training samples; all else stays as it is."""
         draws = torch.Generator().manual_seed(seed)
         rows = torch.randperm(len(self.train), generator=draws)[:samples].sort().values
@@ -507,6 +508,9 @@ class FederatedData:
             found = self.among([client.name for client in kept])
             task = replace(found.dataset.task, metric=self.dataset.task.metric)
             found = found.with_task(task)
+            # read again without some owners, other rows would be held out for the test
+            if origin and origin.clients is None and "group_column" in origin.reading:
+                origin = None
         else:
             rows = torch.cat([client.test.rows for client in kept]).sort().values
             test = self.dataset.test.taken(rows)
