@@ -105,11 +105,15 @@ def test_one_client_keeps_its_model(form: str, blobs: FederatedData) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     (model,) = models(1)
-    with pytest.raises(UserError, match="1 factors do not fit 2 layers"):
+    with pytest.raises(UserError, match="1 tensors came with a model, not 4"):
         FedFisher().merge([Informed(trained(model, 2), [torch.zeros(3)])], layout())
     with pytest.raises(UserError, match="do not fit a symmetric matrix"):
         FedFisher().merge([Informed(trained(model, 2), [torch.zeros(3)] * 4)], layout())
     with pytest.raises(UserError, match="does not have the model"):
         FedFisher(curvature="diagonal").merge(
             [Informed(trained(model, 2), [torch.zeros(3)])], layout()
+        )
+    with pytest.raises(UserError, match="2 tensors came with a model, not 1"):
+        FedFisher(curvature="diagonal").merge(
+            [Informed(trained(model, 2), [torch.zeros(16)] * 2)], layout()
         )

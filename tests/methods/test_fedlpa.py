@@ -108,7 +108,7 @@ def test_an_indefinite_system_ends_in_something_defined() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(UserError, match="1 factors do not fit 2 layers"):
+    with pytest.raises(UserError, match="1 tensors came with a model, not 4"):
         FedLPA().merge([Informed(trained(models(1)[0], 2), [torch.zeros(3)])], layout())
     with pytest.raises(UserError, match="damping"):
         FedLPA(damping=0)

@@ -64,6 +64,8 @@ def test_equal_models_and_one_client_stay_as_they_are(blobs: FederatedData) -> N
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(UserError, match="does not have the model"):
         FisherMerging().merge([informed((1.0, 2.0), (1.0,))], NO_LAYERS)
+    with pytest.raises(UserError, match="0 tensors came with a model, not 1"):
+        FisherMerging().merge([Informed(trained(weights(1.0), 1), [])], NO_LAYERS)
 
 
 def test_networks_of_other_layers_are_refused_before_anybody_trains(blobs: FederatedData) -> None:

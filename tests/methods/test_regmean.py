@@ -157,5 +157,7 @@ def test_averaged_layers_are_named_and_wrong_sizes_refused(
         RegMean().merge(
             [Informed(trained(models(1)[0], 2), [torch.zeros(3), torch.zeros(3)])], layout()
         )
+    with pytest.raises(UserError, match="1 tensors came with a model, not 2"):
+        RegMean().merge([Informed(trained(models(1)[0], 2), [torch.zeros(3)])], layout())
     with pytest.raises(UserError, match="alpha"):
         RegMean(alpha=1.1)

@@ -193,6 +193,15 @@ class Informed(NamedTuple):
     trained: Trained  # its model, and n_k if the average needs it
     curvature: list[Tensor]  # how precisely its data determine the weights; see the method
 
+    def parts(self, number: int) -> list[Tensor]:
+        """Return the curvature, which another party sent, if it has so many parts."""
+        if len(self.curvature) != number:
+            raise UserError(
+                f"{len(self.curvature)} tensors came with a model, not {number}: use the same "
+                "network at every client"
+            )
+        return self.curvature
+
 
 class FisherMethod(MergingMethod):
     """A method that merges models by the Fisher information at each client's model."""
@@ -225,7 +234,7 @@ class FisherMethod(MergingMethod):
 
 def told_diagonal(sent: Informed) -> Tensor:
     """Return the diagonal (P,) that a client sent."""
-    (found,) = sent.curvature
+    (found,) = sent.parts(1)
     if found.shape != sent.trained.model.params.shape:
         raise UserError(
             "the Fisher information does not have the model's size: use the same network at every "

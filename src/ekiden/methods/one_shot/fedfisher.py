@@ -93,7 +93,7 @@ class FedFisher(FisherMethod):
             gradient = along_diagonals(list(map(told_diagonal, sent)), away, p)
         else:
             note_averaged("FedFisher", layout)
-            factors = [unpacked(s.curvature, layout.dense) for s in sent]
+            factors = [unpacked(s.parts(2 * len(layout.dense)), layout.dense) for s in sent]
             gradient = along_factors(factors, away, p, layout.dense)
         change = self.descend(gradient, torch.zeros_like(mean.params))
         return mean.with_params(mean.params + change)

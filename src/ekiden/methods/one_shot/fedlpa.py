@@ -78,7 +78,7 @@ class FedLPA(FisherMethod):
         models = [s.trained for s in sent]
         mean = self.average.aggregate(models, layout)
         share = torch.tensor(shares(models)).double()[:, None, None]
-        factors = [unpacked(s.curvature, layout.dense) for s in sent]
+        factors = [unpacked(s.parts(2 * len(layout.dense)), layout.dense) for s in sent]
         params = mean.params.clone()
         for i, layer in enumerate(layout.dense):
             a = torch.stack([damped(f[i].inputs, self.damping) for f in factors])

@@ -135,14 +135,16 @@ class RegMean(MergingMethod):
         models = [s.trained for s in sent]
         mean = self.average.aggregate(models, layout)
         params = mean.params.clone()
-        for i, layer in enumerate(active(layout, round)):
+        layers = active(layout, round)
+        grams = [s.parts(len(layers)) for s in sent]
+        for i, layer in enumerate(layers):
             centre = layer.matrix(mean.params).double()
             total = torch.zeros(layer.inputs, layer.inputs, dtype=torch.float64)
             pull = torch.zeros_like(centre)
-            for s, p in zip(sent, shares(models), strict=True):
-                gram = p * self.gram(s.curvature[i], layer.inputs)
+            for model, told, p in zip(models, grams, shares(models), strict=True):
+                gram = p * self.gram(told[i], layer.inputs)
                 total += gram
-                pull += (layer.matrix(s.trained.model.params) - centre) @ gram
+                pull += (layer.matrix(model.model.params) - centre) @ gram
             # from M instead of 0, so that what no client's inputs show stays at the average
             layer.put(params, (centre + solved(total, pull)).float())
         return mean.with_params(params)
