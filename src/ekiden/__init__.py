@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ekiden.core.data.samples import Dataset as Dataset
     from ekiden.core.data.samples import FederatedData as FederatedData
     from ekiden.core.training.loop import train as train
-    from ekiden.core.training.private import DP as DP
+    from ekiden.core.training.private.promise import DP as DP
     from ekiden.lab.conformance import check as check
     from ekiden.lab.estimator import FederatedClassifier as FederatedClassifier
     from ekiden.lab.studies import Study as Study
@@ -59,7 +59,7 @@ _NAMES = {
     "core.data.augment": "Augment",
     "core.data.samples": "Dataset FederatedData",
     "core.training.loop": "train",
-    "core.training.private": "DP",
+    "core.training.private.promise": "DP",
     "lab.conformance": "check",
     "lab.estimator": "FederatedClassifier",
     "lab.studies": "Study study",

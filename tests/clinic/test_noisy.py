@@ -25,7 +25,8 @@ from ekiden.core.tasks import (
     Survival,
     Task,
 )
-from ekiden.core.training.private import Draw, Noise, noise_for
+from ekiden.core.training.private.accountant import noise_for
+from ekiden.core.training.private.noise import Draw, Noise
 
 TASKS: dict[str, tuple[Task, int]] = {
     "two": (Classification(), 2),

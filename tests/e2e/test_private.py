@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from ekiden.core.training.private import DP
+from ekiden.core.training.private.promise import DP
 from ekiden.methods import FedGram
 from tests.e2e.silos import NAMES, Federation, expected, running
 

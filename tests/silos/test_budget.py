@@ -11,7 +11,7 @@ from ekiden.core.base.settings import Training
 from ekiden.core.engine import wire
 from ekiden.core.engine.store import FolderJournal
 from ekiden.core.engine.worker import Job, Worker
-from ekiden.core.training.private import Spent
+from ekiden.core.training.private.accountant import Spent
 from ekiden.core.training.weights import Weights
 from ekiden.silos.silo.budget import FILE, LedgerKeeper
 from ekiden.silos.silo.silo import Silo

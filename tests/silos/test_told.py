@@ -15,7 +15,8 @@ import torch
 from ekiden.core.base.errors import UserError
 from ekiden.core.data.samples import Subset
 from ekiden.core.training.gram import Sums
-from ekiden.core.training.private import DP, planned_sums
+from ekiden.core.training.private.promise import DP
+from ekiden.core.training.private.sums import planned_sums
 from ekiden.methods import FedGram
 from ekiden.methods.exact.fedgram import Handoff
 from ekiden.silos.silo import budget, told

@@ -15,7 +15,7 @@ from ekiden.core.base import outside
 from ekiden.core.base.checks import Alias, CountOrZero, Positional, Positive
 from ekiden.core.base.errors import UserError, counted, unknown
 from ekiden.core.base.files import write
-from ekiden.core.training.private import spent_epsilon
+from ekiden.core.training.private.promise import spent_epsilon
 from ekiden.lab.drawing import table_of
 from ekiden.runs import audit as audits
 from ekiden.runs import card as cards

@@ -2,7 +2,7 @@
 
 One sample moves the numbers of a report by a vector of bounded length, part by part. Each part gets
 discrete Gaussian noise of its own, and all parts together are one Gaussian mechanism; see
-`ekiden.core.training.private`. Silos add up what they tell, and the noise adds up with it.
+`ekiden.core.training.private.noise`. Silos add up what they tell, and the noise adds up with it.
 
 Scores are counted in the nodes of a binary tree over few bins, and each silo tells the best estimate
 of the bins that follows from its noisy nodes. So the sum over many bins, of which areas under curves
@@ -49,7 +49,7 @@ from ekiden.core.tasks.labels import (
     Regression,
     Survival,
 )
-from ekiden.core.training.private import ROUNDED, Draw
+from ekiden.core.training.private.noise import ROUNDED, Draw
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 GRID = 1 << 10  # the whole number that stands for 1

@@ -46,7 +46,7 @@ from ekiden.core.engine.transport import Transport
 from ekiden.core.engine.worker import Setup, Watch, Worker
 from ekiden.core.models.pretrained import located_file
 from ekiden.core.tasks import Metric, own_metric
-from ekiden.core.training.private import DP, check_honest
+from ekiden.core.training.private.promise import DP, check_honest
 from ekiden.methods import check_needs, method_named, note_few_steps
 from ekiden.readers.columns import Reading
 from ekiden.readers.holdings import Source

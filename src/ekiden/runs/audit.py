@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ekiden.core.base.errors import UserError, counted, listed
 from ekiden.core.data.samples import ClientData, FederatedData, Samples, Subset
-from ekiden.core.training.private import condition, spent_epsilon
+from ekiden.core.training.private.promise import condition, spent_epsilon
 from ekiden.core.training.weights import Weights
 from ekiden.runs.api import How, prepared
 from ekiden.runs.recipe import recipe_of

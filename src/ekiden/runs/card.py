@@ -12,7 +12,7 @@ from ekiden.core.base.errors import counted, listed
 from ekiden.core.data.samples import said_in
 from ekiden.core.engine.method import Method
 from ekiden.core.tasks import Classification, MultiLabel, Regression, Survival
-from ekiden.core.training.private import condition, spent_epsilon
+from ekiden.core.training.private.promise import condition, spent_epsilon
 from ekiden.methods import known
 from ekiden.readers.kinds import Table
 from ekiden.runs.config import flat, inputs_of, last_measured, not_finished, task_in

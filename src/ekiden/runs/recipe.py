@@ -16,8 +16,7 @@ from ekiden.core.engine.method import Method
 from ekiden.core.models.pretrained import located, located_file
 from ekiden.core.models.split import parse_part
 from ekiden.core.training import loop as own_loop
-from ekiden.core.training import private
-from ekiden.core.training.private import DP
+from ekiden.core.training.private.promise import DP, check_training
 
 M_co = TypeVar("M_co", bound=Method, covariant=True)
 
@@ -80,7 +79,7 @@ class Recipe(Checked, Generic[M_co]):
         dp = DP.parse(self.dp)
         object.__setattr__(self, "method", self.method.with_noise(dp))
         if dp is not None:
-            private.check_training(self.training)
+            check_training(self.training)
             object.__setattr__(self, "dp", str(dp))
         if (dp is not None or self.training.loop) and self.training.select == "best":
             object.__setattr__(self, "training", replace(self.training, select="last"))

@@ -30,7 +30,7 @@ from ekiden.core.engine.method import Method
 from ekiden.core.engine.transport import Transfer
 from ekiden.core.engine.wire import SERVER
 from ekiden.core.tasks import Metric, Scores
-from ekiden.core.training.private import condition, spent_epsilon
+from ekiden.core.training.private.promise import condition, spent_epsilon
 from ekiden.methods import known
 from ekiden.readers.sources import NAMED
 from ekiden.runs.clock import Devices, Timed, timed

@@ -361,16 +361,16 @@ DEFENCES = {
         f"{PRIVATE}::test_a_silo_gives_noisy_sums_once_and_the_same_again",
     ),
     "refused sums with noise cost nothing": (
-        "core/training/private.py",
+        "core/training/private/task.py",
         "keeper.key(int(not centre), spent, note=False)",
         "keeper.key(int(not centre), spent)",
         f"{PRIVATE}::test_nobody_opens_a_sum_with_less_noise_than_was_promised",
     ),
     "samples are read for noisy sums only": (
-        "core/training/private.py",
+        "core/training/private/task.py",
         "        if not self.released:\n",
         "        if False:\n",
-        "tests/core/training/test_private.py::test_a_task_that_reads_samples_without_giving_noisy_sums_is_stopped",
+        "tests/core/training/private/test_task.py::test_a_task_that_reads_samples_without_giving_noisy_sums_is_stopped",
     ),
     "groups of another size are unions of groups": (
         "methods/exact/trees.py",

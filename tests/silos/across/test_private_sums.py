@@ -16,15 +16,9 @@ from ekiden.core.engine import wire
 from ekiden.core.engine.method import INITIAL
 from ekiden.core.engine.worker import SeededNoise
 from ekiden.core.training.gram import NoisySums, measure
-from ekiden.core.training.private import (
-    DP,
-    Draw,
-    Noise,
-    Release,
-    bound,
-    centred_clipped,
-    planned_sums,
-)
+from ekiden.core.training.private.noise import Draw, Noise
+from ekiden.core.training.private.promise import DP
+from ekiden.core.training.private.sums import Release, bound, centred_clipped, planned_sums
 from ekiden.methods import FedGram
 from ekiden.methods.exact.blocks.whole_features import RandomReLU
 from ekiden.methods.exact.fedgram import Handoff

@@ -19,7 +19,8 @@ from ekiden.core.training import frozen
 from ekiden.core.training import loop as own_loop
 from ekiden.core.training.fit import Bench, Loss, Objective, Penalty, TaskLoss, Work
 from ekiden.core.training.network import Network, fresh
-from ekiden.core.training.private import Privacy, Release
+from ekiden.core.training.private.sums import Release
+from ekiden.core.training.private.task import Privacy
 from ekiden.core.training.weights import Layout, Part, Weights
 
 A = TypeVar("A", bound=wire.Addable)

@@ -17,7 +17,7 @@ from ekiden.core.engine.federation import Fed
 from ekiden.core.engine.wire import EVERYONE, Ref
 from ekiden.core.tasks import Need
 from ekiden.core.training.network import Network
-from ekiden.core.training.private import DP
+from ekiden.core.training.private.promise import DP
 from ekiden.core.training.weights import Layout, Weights
 
 T_co = TypeVar("T_co", covariant=True)

@@ -36,9 +36,10 @@ from ekiden.core.engine.worker import Setup, Worker
 from ekiden.core.models import catalogue, pretrained
 from ekiden.core.models.split import Widened, check_part, freeze, parse_part
 from ekiden.core.tasks import Task, balanced, recorded
-from ekiden.core.training import frozen, private
+from ekiden.core.training import frozen
 from ekiden.core.training import loop as own_loop
 from ekiden.core.training.network import Network, adapted
+from ekiden.core.training.private.gradients import check_samples
 from ekiden.core.training.weights import Weights
 
 
@@ -262,7 +263,7 @@ def check_model(worker: Worker, data: FederatedData) -> None:
     _refuse_probabilities(out, task)
     setup.method.check_network(Size.of(worker.network, dataset.shape, task))
     if setup.dp and not traits.releases:
-        private.check_samples(worker.network, x, y, task.mean_loss)
+        check_samples(worker.network, x, y, task.mean_loss)
 
 
 # samples, of which a network is tried on the three with most padding

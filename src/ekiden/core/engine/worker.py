@@ -19,14 +19,10 @@ from ekiden.core.engine.method import Method, task_of
 from ekiden.core.training.feed import feed_for
 from ekiden.core.training.fit import Bench, Journal, Work
 from ekiden.core.training.network import Network
-from ekiden.core.training.private import (
-    DP,
-    Keeper,
-    Privacy,
-    Spent,
-    planned,
-    planned_sums,
-)
+from ekiden.core.training.private.accountant import Spent
+from ekiden.core.training.private.promise import DP, Keeper, planned
+from ekiden.core.training.private.sums import planned_sums
+from ekiden.core.training.private.task import Privacy
 from ekiden.core.training.weights import Weights
 
 Watch = Callable[[str, int, int], None]  # (client, epoch, epochs): called after each epoch of a fit

@@ -35,7 +35,7 @@ from ekiden.core.training.gradients import (
     record,
 )
 from ekiden.core.training.network import Network
-from ekiden.core.training.private import Mechanism
+from ekiden.core.training.private.gradients import Mechanism
 from ekiden.core.training.weights import Weights
 
 Forward = Callable[[Tensor], Tensor]

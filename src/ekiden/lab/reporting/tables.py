@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine.method import Method
-from ekiden.core.training.private import spent_epsilon
+from ekiden.core.training.private.promise import spent_epsilon
 from ekiden.lab.reporting.runs import Found, Group, by_setting
 from ekiden.lab.reporting.style import Value
 from ekiden.lab.tables.experiment import Experiment

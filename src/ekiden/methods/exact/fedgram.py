@@ -24,7 +24,8 @@ from ekiden.authoring import (
     on_client,
 )
 from ekiden.core.training.gram import FULL, LEAST, AnySums, NoisySums, Rounding
-from ekiden.core.training.private import DP, width_for
+from ekiden.core.training.private.promise import DP
+from ekiden.core.training.private.sums import width_for
 from ekiden.methods.blocks.sums import WithoutModel, forms
 from ekiden.methods.exact.blocks import gaussian_heads as heads
 from ekiden.methods.exact.blocks.fixed_features import (
@@ -92,7 +93,7 @@ class FedGram(FixedFeatures):
     and a temperature turns the scores into probabilities. bayes has one variance for each feature,
     where GH-OFL has one for each class and feature; cgs is shrunk as lda. With `--dp`, the first
     client tells a mean of features with noise, which all subtract; features are clipped, sums have
-    noise, and λ follows from the noise; see `ekiden.core.training.private`. Personal heads, which
+    noise, and λ follows from the noise; see `ekiden.core.training.private.sums`. Personal heads, which
     the papers do not have, are ridge regression towards the head of all.
     """
 

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from ekiden.core.base.checks import Checked, CountOrZero, Fraction, NonNegative, Positive
 from ekiden.core.base.errors import UserError
-from ekiden.core.training.private import DP, Noise, Spent, composed, noise_for
+from ekiden.core.training.private.accountant import Spent, composed, noise_for
+from ekiden.core.training.private.noise import Noise
+from ekiden.core.training.private.promise import DP
 from ekiden.silos.silo.silo_file import SiloFile
 from ekiden.silos.silo.told import append, hold_ledger, lines_of
 from ekiden.silos.trust.agreement import Agreement

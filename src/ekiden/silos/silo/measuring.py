@@ -21,7 +21,7 @@ from ekiden.core.engine.wire import SERVER
 from ekiden.core.tasks import Scores
 from ekiden.core.training import fit as fitting
 from ekiden.core.training.network import Network, adapted
-from ekiden.core.training.private import Draw
+from ekiden.core.training.private.noise import Draw
 from ekiden.core.training.weights import Weights
 from ekiden.silos.silo import budget, policy, told
 from ekiden.silos.silo.participation import Agreed

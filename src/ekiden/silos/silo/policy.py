@@ -26,7 +26,7 @@ from ekiden.core.tasks import Task, balanced
 from ekiden.core.tasks import terms as task_terms
 from ekiden.core.training import frozen
 from ekiden.core.training.network import on_meta
-from ekiden.core.training.private import DP
+from ekiden.core.training.private.promise import DP
 from ekiden.methods import LAP
 from ekiden.methods.exact.blocks.fixed_features import FixedFeatures, features_of
 from ekiden.readers.kinds import terms

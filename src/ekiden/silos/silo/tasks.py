@@ -13,7 +13,7 @@ from ekiden.core.engine.setup import initial_weights
 from ekiden.core.engine.store import FolderJournal
 from ekiden.core.engine.wire import EVERYONE, SERVER, Encoded, Ref
 from ekiden.core.engine.worker import Job, Outcome, Worker
-from ekiden.core.training.private import DP
+from ekiden.core.training.private.promise import DP
 from ekiden.core.training.weights import Weights
 from ekiden.silos.silo import policy, told
 from ekiden.silos.silo.budget import LedgerKeeper

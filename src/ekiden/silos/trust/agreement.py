@@ -30,7 +30,7 @@ from ekiden.core.engine.worker import Setup
 from ekiden.core.models import pretrained
 from ekiden.core.models.split import check_part
 from ekiden.core.tasks import Task, task_of_terms
-from ekiden.core.training.private import DP, check_honest
+from ekiden.core.training.private.promise import DP, check_honest
 from ekiden.readers import schema as schemas
 from ekiden.readers.kinds import of_terms
 from ekiden.runs.recipe import Recipe, recipe_of, with_code

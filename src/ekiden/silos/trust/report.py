@@ -26,7 +26,7 @@ from ekiden.core.base.sums import Masked
 from ekiden.core.engine.evaluation import spread
 from ekiden.core.engine.transport import opened
 from ekiden.core.tasks import Task
-from ekiden.core.training.private import noise_for
+from ekiden.core.training.private.accountant import noise_for
 from ekiden.silos.trust.agreement import Agreement
 
 # entries of `SiloReport.own` before those of the metrics
