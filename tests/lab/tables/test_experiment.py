@@ -257,6 +257,22 @@ def test_a_mistake_is_named(right: str, wrong: str, said: str) -> None:
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize("columns", ["", '[[column]]\nlabel = "a"\n'])
+def test_a_file_has_rows(columns: str) -> None:
+    with pytest.raises(UserError, match=r"give at least one \[\[row\]\]"):
+        read(f"row = []\n{columns}")
+
+
+def test_settings_are_a_table() -> None:
+    with pytest.raises(UserError, match="settings 3 is of the wrong type: it must be a table"):
+        read("row = []\nsettings = 3")
+
+
+def test_a_printed_value_is_no_larger_than_numbers_can_be() -> None:
+    with pytest.raises(UserError, match="a printed value must be a number"):
+        read(TABLE.replace("printed = [1, 2]", f"printed = [1, {10**400}]"))
+
+
 def test_the_only_column_of_a_file_without_columns_is_the_metric() -> None:
     row = '[[row]]\nlabel = "A"\nmethod = "fedseq"\n'
     for given, label in (

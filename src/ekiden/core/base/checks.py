@@ -332,6 +332,7 @@ def _names(kind: Any) -> str:
         int: "a whole number",
         bool: "True or False",
         str: "a text",
+        dict: "a table",
         NoneType: "None",
     }
     plain = origin or kind

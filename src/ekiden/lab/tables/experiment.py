@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from itertools import product
-from math import isfinite
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -244,7 +243,9 @@ def parsed(content: str, name: str, budget: str, where: str) -> Experiment:
         except tomllib.TOMLDecodeError as error:
             raise UserError(f"it is not valid TOML: {error}") from None
         entries = made(_Content, values)
-        default = values.get("settings", {})
+        if not entries.row:
+            raise UserError("give at least one [[row]]")
+        default = entries.settings
         seeds = entries.seeds
         if not seeds or len(set(seeds)) < len(seeds):
             raise UserError(f"seeds must differ from each other, and be one at least, not {seeds}")
@@ -490,7 +491,8 @@ def _printed(values: object, number: int, columns: int, runs: int | None) -> Pub
     value = values[number]
     if value == "-":
         return None
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value):
+    # neither NaN nor more than a float can be
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e308:
         return Published(float(value), runs=runs)
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ± (\d+(?:\.\d+)?)", str(value))
     if match:
