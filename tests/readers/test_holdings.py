@@ -146,6 +146,22 @@ def test_arrays_that_are_stored_otherwise_are_noticed(
     assert line in said(lambda: from_tensors((x, np.arange(40) % 2)))
 
 
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "uint32", "uint64"])
+def test_labels_of_any_whole_numbers_are_classes(kind: str) -> None:
+    y = (np.arange(20) % 2).astype(kind)
+    data = from_tensors((np.zeros((20, 3), np.float32), y))
+    assert data.classes == ("0", "1")
+    rows = np.stack([y, y], axis=1)
+    assert from_tensors((np.zeros((20, 3), np.float32), rows)).task.kind == "multi-label"
+
+
+def test_an_array_without_a_name_is_no_subject(tmp_path: Path) -> None:
+    x, y = np.zeros((20, 3), np.float32), np.arange(20) % 2
+    arrays: dict[str, Any] = {"x": x, "y": y, "": np.arange(20) // 5}
+    np.savez(tmp_path / "a.npz", **arrays)
+    assert load(tmp_path / "a.npz").train.subject is None
+
+
 def test_arrays_of_a_file_that_nothing_uses_are_named(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(40, 4))
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(40) % 2, patient=np.arange(40) // 4)

@@ -424,6 +424,10 @@ def test_masks_come_to_the_size_of_their_images(tmp_path: Path, fit: Any) -> Non
     assert torch.equal(load(path, label_column="mask", like=data).train.y, data.train.y)
     with pytest.raises(UserError, match=r"masks of .* differ in size \(.*\): give one size"):
         load(path, label_column="mask")
+    rows = pandas.read_csv(path).assign(site=["A", "B"] * (N // 2))
+    rows.to_csv(path, index=False)
+    small = load(path, label_column="mask", group_column="site", without=["B"])
+    assert small.train.y.shape[1:] == small.train.x.shape[2:]
 
 
 def test_a_model_learns_from_masks_of_files(tmp_path: Path) -> None:

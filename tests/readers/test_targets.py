@@ -13,7 +13,7 @@ from torch import nn
 
 import ekiden
 from ekiden.core.base.errors import DataWarning, UserError
-from ekiden.core.tasks import MultiLabel, Regression
+from ekiden.core.tasks import LanguageModelling, MultiLabel, Regression
 from ekiden.data import FederatedData, federate, from_tensors, load, split
 from ekiden.methods import FedAvg
 from ekiden.readers.targets import with_labels_of
@@ -249,3 +249,39 @@ def test_classes_of_pixels_are_counted_by_their_values(tmp_path: Path) -> None:
     np.savez(tmp_path / "masks.npz", x=np.zeros((20, 3, 16, 24), dtype=np.uint8), y=masks)
     data = load(tmp_path / "masks.npz")
     assert (data.task.kind, data.classes) == ("segmentation", ("0", "1"))
+
+
+def test_a_language_model_needs_tokens_as_labels() -> None:
+    tokens = torch.arange(24).reshape(4, 6) % 7
+    assert from_tensors((tokens, tokens)).task == LanguageModelling(vocabulary=7)
+    with pytest.raises(UserError, match=r"holds text .*: language-modelling needs numbers"):
+        from_tensors((torch.zeros(4, 6), np.array(list("abab"))), task="language-modelling")
+    with pytest.raises(UserError, match=r"3 names are given .*, but the labels need 7"):
+        from_tensors((tokens, tokens), classes=list("abc"))
+    with pytest.raises(UserError, match="complex64"):
+        from_tensors((torch.zeros(4, 6, dtype=torch.complex64), tokens))
+
+
+def test_labels_that_a_trained_model_does_not_know_are_refused(tmp_path: Path) -> None:
+    masks = np.arange(20 * 64).reshape(20, 8, 8)
+    for k in (2, 3):
+        np.savez(tmp_path / f"{k}.npz", x=np.zeros((20, 8, 8), np.uint8), y=masks % k)
+    like = load(tmp_path / "2.npz")
+    with pytest.raises(UserError, match="has the label 2, but the model knows 2, from 0 on"):
+        load(tmp_path / "3.npz", like=like, whole=True)
+
+
+@pytest.mark.parametrize("task", ["multi-label", "regression"])
+@pytest.mark.parametrize("asked", [["a"], ["b", "a"], ["a", "b", "c"]])
+def test_columns_of_labels_that_a_trained_model_does_not_know_are_refused(
+    task: str, asked: list[str]
+) -> None:
+    rows = {name: [0, 0, 1, 1] * 10 for name in "abc"}
+    rows["b"] = [1, 0, 0, 1] * 10
+    data = load({**rows, "v": range(40)}, label_column=["a", "b"], task=task, drop_columns=["c"])
+    like = split(data, "iid", clients=2).dataset
+    drop = [name for name in "abc" if name not in asked]
+    with pytest.raises(UserError, match=r"has the labels .*, but the model knows a, b: give these"):
+        load({**rows, "v": range(40)}, like=like, label_column=asked, drop_columns=drop)
+    known = load({**rows, "v": range(40)}, like=like, label_column=["a", "b"], drop_columns=["c"])
+    assert known.classes == ("a", "b")

@@ -4,10 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
+import torch
 
 import ekiden
 from ekiden.core.base.errors import UserError
+from ekiden.data import Samples
 
 
 def test_subject_and_time_reach_the_samples_and_are_no_features(tmp_path: Path) -> None:
@@ -40,3 +43,31 @@ def test_silos_give_times_of_one_kind() -> None:
     numbers: Any = {**dates, "when": [3.0] * 20}
     with pytest.raises(UserError, match="dates, those of silo client-1 numbers"):
         ekiden.federate([dates, numbers], time_column="when")
+    with pytest.raises(UserError, match="silo client-1 are dates, those of silo client-0 numbers"):
+        ekiden.federate([numbers, dates], time_column="when")
+
+
+def test_whole_numbers_and_others_are_both_times() -> None:
+    x, y = torch.zeros(20, 2), torch.arange(20) % 2
+    whole = Samples(x, y, time=torch.arange(20))
+    parts = Samples(x, y, time=torch.arange(20) + 0.5)
+    fed = ekiden.federate([whole, parts])
+    assert fed.dataset.train.time is not None
+    assert sorted(fed.dataset.train.time.tolist()) == [k / 2 for k in range(32)]
+
+
+def test_categories_of_dates_are_times() -> None:
+    rows: Any = {
+        "when": ["2024-01-31", "2024-02-01"] * 10,
+        "v": range(20),
+        "label": ["a", "b"] * 10,
+    }
+    text = ekiden.load(pandas.DataFrame(rows), time_column="when")
+    frame = pandas.DataFrame(rows).astype({"when": "category"})
+    categories = ekiden.load(frame, time_column="when")
+    assert text.train.time is not None
+    assert categories.train.time is not None
+    assert torch.equal(categories.train.time, text.train.time)
+    names = frame.assign(when=["early", "late"] * 10).astype({"when": "category"})
+    with pytest.raises(UserError, match=r"'when' of the table holds text .*numbers are expected"):
+        ekiden.load(names, time_column="when")

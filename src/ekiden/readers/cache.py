@@ -26,7 +26,7 @@ from ekiden.readers.kinds import from_json
 # bytes read or written at a time
 _PIECE = 1 << 24
 # of the decoder, its lines and the format; after a new number, old files are not used
-VERSION = 5
+VERSION = 6
 
 
 def key(pieces: Iterable[bytes | memoryview | str | Path]) -> str:

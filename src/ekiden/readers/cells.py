@@ -384,7 +384,7 @@ class Cells:
         """
         import pyarrow as pa
 
-        if name not in self._table.column_names:
+        if not name or name not in self._table.column_names:
             return None
         column = self._table[name]
         if pa.types.is_integer(column.type) and not column.null_count:
@@ -463,8 +463,15 @@ class Cells:
         """Return a column of times (n,): datetime64[us] for dates, float64 for numbers; None if the
         name is empty.
         """
+        import pyarrow as pa
+
         if not name:
             return None
+        kind = self._table[name].type
+        if pa.types.is_dictionary(kind):
+            # times of equal rows, which a frame may keep as categories
+            plain = self._table.select([name]).cast(pa.schema([(name, kind.value_type)]))
+            return Cells(plain, self._source, self._writing, [name]).time(name)
         read = self.features([name], (), [name])
         values = np.array(read[name].to_numpy(), dtype=np.float64)
         lost = np.isnan(values)

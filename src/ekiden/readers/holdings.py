@@ -325,6 +325,9 @@ def _raw(x: Tensor, y: Any, what: str, classes: tuple[str, ...] = ()) -> Raw:
             raise UserError(
                 f"{what} holds {y.dtype} as labels: give integers, numbers or names"
             ) from None
+        if numbers.dtype in (torch.uint16, torch.uint32, torch.uint64):
+            # torch stores these, and compares none
+            numbers = numbers.long()
         label = numbers.numpy()
         tokens = isinstance(inferred(numbers, x), LanguageModelling)
     x = x.long() if tokens else _inputs(x, what)

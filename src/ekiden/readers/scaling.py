@@ -114,22 +114,23 @@ def _say_folded(fed: FederatedData, after: Table) -> None:
         kept = after.vocabularies[after.categorical.index(name)]
         if not {*known} - {"", *kept}:
             continue
+        names = ("", *known)
         rows = Counter[str]()
         at = list[str]()
         for client in fed.clients:
             held = Counter[str]()
             for part in (client.train, client.val, client.test):
                 codes = part.samples.x[part.rows, place].long().tolist()
-                held.update(("", *known)[code] for code in codes)
+                held.update(map(names.__getitem__, codes))
             for category in ("", *kept):
                 held.pop(category, None)
             rows += held
             if held:
                 at.append(client.name)
         if rows:
-            names = listed(map(repr, dict(rows.most_common())))
+            rare = listed(map(repr, dict(rows.most_common())))
             found.append(
-                f"column {name!r}: {names} in {counted(rows.total(), 'row')} of {listed(at)}"
+                f"column {name!r}: {rare} in {counted(rows.total(), 'row')} of {listed(at)}"
             )
     if found:
         tell(

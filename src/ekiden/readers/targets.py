@@ -65,13 +65,13 @@ def targets(
         return [torch.zeros(len(raw), dtype=torch.int64) for raw in raws], (), chosen
     if isinstance(chosen, Classification):
         return *_classes(raws, like, classes), chosen
-    if isinstance(chosen, LanguageModelling) and not chosen.vocabulary and classes is None:
-        largest = max(int(max(raw.label.max(), raw.images.max())) for raw in raws)
-        chosen = replace(chosen, vocabulary=1 + largest)
     y = [
         chosen.labels(torch.from_numpy(_numbers(raw, chosen.kind)), len(raw), raw.source)
         for raw in raws
     ]
+    if isinstance(chosen, LanguageModelling) and not chosen.vocabulary and classes is None:
+        largest = max(int(part.max()) for part in (*y, *(raw.images for raw in raws)))
+        chosen = replace(chosen, vocabulary=1 + largest)
     each = zip(raws, y, strict=True)
     shapes = {part.shape[1:]: f"{raw.source}: {tuple(part.shape)}" for raw, part in each}
     if len(shapes) > 1:
@@ -80,10 +80,31 @@ def targets(
             "labels"
         )
     if like is not None:
+        _refuse_other_labels(first, torch.cat(y), chosen, like.classes)
         return y, like.classes, chosen
     if isinstance(chosen, Segmentation) and classes is None:
         _refuse_gaps(np.setdiff1d(torch.cat(y).numpy(), IGNORED).tolist(), first.source)
     return y, _outputs(first, torch.cat(y), chosen, classes), chosen
+
+
+def _refuse_other_labels(first: Raw, y: Tensor, task: Task, known: tuple[str, ...]) -> None:
+    """Refuse labels (n, ...) that are not those of a trained model, or not in their order."""
+    outputs = task.outputs(known)
+    if isinstance(task, PlacesTask):
+        if int(y.max()) >= outputs:
+            raise UserError(
+                f"{first.source} has the label {int(y.max())}, but the model knows {outputs}, from "
+                f"0 on: places that do not count have the label {IGNORED}"
+            )
+        return
+    numbers = task.measured(y) if isinstance(task, ScaledTask) else y
+    columns = first.targets or ("without names",)
+    turned = columns != known and {*columns} == {*known}
+    if numbers.shape[1] != outputs or turned:
+        raise UserError(
+            f"{first.source} has the labels {', '.join(columns)}, but the model knows "
+            f"{', '.join(known)}: give these in this order (--label-column)"
+        )
 
 
 def _outputs(first: Raw, y: Tensor, task: Task, classes: Sequence[str] | None) -> tuple[str, ...]:

@@ -222,18 +222,14 @@ def times(parts: Sequence[Raw]) -> list[Tensor | None]:
     """
     if (given := _values_of(parts, "time")) is None:
         return [None] * len(parts)
-    for part, values in zip(parts, given, strict=True):
-        if values.dtype == given[0].dtype:
-            continue
-        one = "dates"
-        other = "numbers"
-        if values.dtype.kind == "M":
-            one, other = other, one
+    dated = [values.dtype.kind == "M" for values in given]
+    if len({*dated}) > 1:
+        dates, numbers = (parts[dated.index(known)].source for known in (True, False))
         raise UserError(
-            f"the times of {parts[0].source} are {one}, those of {part.source} {other}: write all "
-            "as 2024-01-31, 2024-01-31 10:30:00, or as numbers"
+            f"the times of {dates} are dates, those of {numbers} numbers: write all as 2024-01-31, "
+            "2024-01-31 10:30:00, or as numbers"
         )
-    if given[0].dtype.kind == "M":
+    if dated[0]:
         # microseconds
         given = [values.astype(np.int64) for values in given]
     return [*map(torch.from_numpy, given)]

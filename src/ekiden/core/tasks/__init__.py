@@ -85,7 +85,8 @@ def inferred(y: Tensor, x: Tensor) -> Task:
         return Regression()
     if whole and y.ndim == 3 and y.dtype != torch.bool:
         return Segmentation()
-    if whole and y.ndim == 2 and x.shape == y.shape and not x.is_floating_point():
+    tokens = not x.is_floating_point() and not x.is_complex()
+    if whole and y.ndim == 2 and x.shape == y.shape and tokens:
         return LanguageModelling()
     return Classification()
 
@@ -139,9 +140,9 @@ def names_of(task: Task, y: Tensor, given: Sequence[str] | None) -> tuple[str, .
         y: all labels.
         given: the names, if the user gave some.
     """
-    if isinstance(task, LanguageModelling):
-        return tuple(given or ())
-    if isinstance(task, Segmentation):
+    if isinstance(task, LanguageModelling) and given is None:
+        return ()
+    if isinstance(task, Segmentation | LanguageModelling):
         count = max(int(y.max()), 0) + 1
         exact = False
     else:

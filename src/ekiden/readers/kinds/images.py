@@ -266,13 +266,15 @@ def sized_masks(label: NDArray[Any], images: Images, source: str) -> NDArray[np.
             drawn = Image.fromarray(mask.astype(np.int32))
             sized.append(np.asarray(_sized(drawn, images, Image.Resampling.NEAREST)))
         return np.stack(sized).astype(np.int64)
-    if label.dtype == object:
-        (h, w), (height, width), *_ = dict.fromkeys(mask.shape for mask in label)
+    if label.dtype != object:
+        return label
+    sizes = [*dict.fromkeys(f"{mask.shape[1]}x{mask.shape[0]}" for mask in label)]
+    if len(sizes) > 1:
         raise UserError(
-            f"masks of {source} differ in size ({w}x{h} and {width}x{height}): give one size for "
-            "all, as --size=32"
+            f"masks of {source} differ in size ({' and '.join(sizes[:2])}): give one size for all, "
+            "as --size=32"
         )
-    return label
+    return np.stack([*label])
 
 
 def decode(
