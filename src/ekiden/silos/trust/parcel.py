@@ -266,15 +266,16 @@ def check_claims(value: Any, samples: int) -> None:
             if OwnSamples not in getattr(hint, "__metadata__", ()):
                 continue
             said = getattr(record, name)
-            counts = torch.as_tensor(said)
-            if not counts.numel() or counts.dtype == torch.bool:
-                # the method needs no counts, or only which classes there are
-                continue
-            total = float(counts.double().sum())
-            least = float(counts.min())
+            total = least = said
+            if isinstance(said, Tensor):
+                if not said.numel() or said.dtype == torch.bool:
+                    # the method needs no counts, or only which classes there are
+                    continue
+                total = float(said.double().sum())
+                least = float(said.min())
             if least < 0 or (total != samples and not (isinstance(said, float) and said == 1)):
                 raise wire.WireError(
-                    f"message says {total:g} training samples, its sender has {samples}: refused"
+                    f"message says {total!s:.20} training samples, its sender has {samples}: refused"
                 )
 
 
