@@ -283,6 +283,32 @@ def test_a_clock_that_jumps_removes_no_run(
     assert (runs / "run").exists()
 
 
+@pytest.mark.parametrize("looked", [False, True])
+def test_a_clock_that_was_late_at_the_last_request_removes_no_run(
+    looked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a machine without a battery, until it reaches a time server."""
+    runs = tmp_path / "runs"
+    (runs / "run").mkdir(parents=True)
+    lock = runs / "run" / "lock"
+    lock.touch()
+    now = time.time()
+
+    def look(day: float) -> bool:
+        monkeypatch.setattr(time, "time", lambda: day * 86400)
+        drop_old_runs(runs)
+        return lock.exists()
+
+    first = now / 86400
+    for day in range(_DAYS_KEPT * 2):
+        os.utime(lock, (now + day * 86400,) * 2)
+        assert look(first + day)
+    os.utime(lock, (0, 0))
+    assert not looked or look(0)
+    kept = [look(first + day) for day in range(_DAYS_KEPT * 2, _DAYS_KEPT * 4)]
+    assert sum(kept) == _DAYS_KEPT
+
+
 def test_a_run_that_is_in_use_is_not_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def aged(name: str) -> Path:
         (tmp_path / "runs" / name).mkdir(parents=True, exist_ok=True)

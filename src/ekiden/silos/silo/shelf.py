@@ -282,27 +282,32 @@ def _key(path: Path) -> str:
 def drop_old_runs(runs: Path) -> None:
     """Remove the folders of runs that had no request for a month.
 
-    A clock that is wrong must not remove anything. So a month is 30 days that were seen here since
-    the last request: a jump of the clock is one day.
+    A clock that is wrong must not remove anything. So a month is 30 days that were seen here after
+    the last request, in the order in which they were seen: a jump of the clock is one day.
     """
     if not runs.is_dir():
         return
     file = runs.parent / _DAYS
+    today = int(time.time() // _DAY)
     with locked(lock_file(file)):
-        days = _days_seen(file) | {int(time.time() // _DAY)}
-        write(file, [json.dumps(sorted(days)).encode()], sync=False)
-    for lock in runs.glob("*/lock"):
-        with suppress(OSError):
-            asked = lock.stat().st_mtime // _DAY
-            if sum(day > asked for day in days) > _DAYS_KEPT:
-                # a process that is working on the run holds it
-                with locked(lock, wait=False):
-                    shutil.rmtree(lock.parent, ignore_errors=True)
+        days = [day for day in _days_seen(file) if day != today] + [today]
+        for lock in runs.glob("*/lock"):
+            with suppress(OSError):
+                asked = int(lock.stat().st_mtime // _DAY)
+                if asked not in days:
+                    days.insert(-1, asked)
+                if len(days[days.index(asked) :]) > _DAYS_KEPT + 1:
+                    # a process that is working on the run holds it
+                    with locked(lock, wait=False):
+                        shutil.rmtree(lock.parent, ignore_errors=True)
+        write(file, [json.dumps(days).encode()], sync=False)
 
 
-def _days_seen(file: Path) -> set[int]:
-    """Return the days, since 1970, on which the silo was there."""
+def _days_seen(file: Path) -> list[int]:
+    """Return the days, since 1970, on which the silo was there; the one that was seen last comes
+    last.
+    """
     try:
-        return set(map(int, json.loads(file.read_text(encoding="utf-8"))))
+        return list(map(int, json.loads(file.read_text(encoding="utf-8"))))
     except (OSError, ValueError, TypeError):
-        return set()
+        return []
