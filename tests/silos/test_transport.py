@@ -11,6 +11,8 @@ from ekiden.methods import (
     FedSeq,
 )
 from ekiden.silos.coordinator.courier import Lost, Patience
+from ekiden.silos.trust import custody
+from ekiden.silos.trust.custody import Hop
 from ekiden.silos.trust.parcel import Ask, unpack
 from tests.silos.fakes import NAMES
 from tests.silos.sessions import (
@@ -53,6 +55,15 @@ def test_a_value_goes_once_to_the_coordinator_and_once_to_its_user(tmp_path: Pat
     model = result.bytes // 2
     # two hops, relayed: twice in, twice out; the last value is the result; the rest are headers
     assert 5 * model < moved < 5 * model + 6 * 8192
+
+
+def test_accounts_are_kept_in_the_order_of_tasks(tmp_path: Path) -> None:
+    far(FedAvg(rounds=4), nodes_in(tmp_path), tmp_path / "run")
+    lines = (tmp_path / "run" / custody.FILE).read_text().splitlines()
+    hops = [hop for hop in map(custody.parse, lines) if isinstance(hop, Hop)]
+    assert [(hop.step, hop.client) for hop in hops] == [
+        (k, name) for k in range(4) for name in NAMES
+    ]
 
 
 def test_patience_that_ends_while_it_is_asked_skips_the_silo(

@@ -111,8 +111,8 @@ class Remote(Transport):
         self._live = live_refs(state)
         self._settled = (state.step, self._live)
         self._step = state.step
-        # tasks of this step
-        self._done: set[Ref[Any]] = set()
+        # tasks of this step, in the order in which they ended
+        self._done: dict[Ref[Any], None] = {}
         self._before: dict[
             Ref[Any], str | None
         ] = {}  # place of the private state before each task of this step
@@ -201,7 +201,7 @@ class Remote(Transport):
         before = self._before.setdefault(result, self._states.get(result.owner))
         self._accounts.pop(result, None)
         if result in self._done:
-            self._done.remove(result)
+            del self._done[result]
             self._states.pop(result.owner, None)
             if before is not None:
                 self._states[result.owner] = before
@@ -259,7 +259,7 @@ class Remote(Transport):
             hop, record = self._accounts[ref]
             work[ref] = Work(hop.forward, hop.backward)
             self._note(record)
-        self._done = set()
+        self._done = {}
         self._before = {}
         self._written = {**self._written, **self._states}
         self._states = {}
@@ -378,6 +378,9 @@ class Remote(Transport):
     @property
     def _outline(self) -> Outline | None:
         """Return what the method asks for without the clients missing so far, if that is known."""
+        if self._full is None:
+            # silos do not know it either
+            return None
         return self._plan_without(self._absences)
 
     def _vouched(self) -> tuple[str, ...]:
@@ -465,7 +468,7 @@ class Remote(Transport):
             raise
         del self._running[ref]
         self._keep(ref, answer, value)
-        self._done.add(ref)
+        self._done[ref] = None
         if self._step not in self._void.get(ref.owner, ()):
             self._states[ref.owner] = answer.state
 
