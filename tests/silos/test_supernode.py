@@ -87,3 +87,8 @@ def test_a_silos_counts_hold_nothing_of_its_data(tmp_path: Path) -> None:
         "plans_waiting",
     }
     assert all(isinstance(value, (int, float)) for value in after.values())
+
+
+def test_a_silo_whose_superlink_is_away_says_nothing_about_its_certificate(tmp_path: Path) -> None:
+    file = silo_file(tmp_path, NAMES[0])
+    assert supernode.Monitored(file).health() == (False, "not connected yet")

@@ -127,7 +127,7 @@ class Monitored:
             _, self._certificate = certificate_state(end)
             self._asked = time.monotonic()
         good, words = connection.health(self._file.folder)
-        return good, f"{words}; {self._certificate}"
+        return good, "; ".join(filter(None, (words, self._certificate)))
 
     def page(self) -> str:
         """Return the operator's page."""

@@ -6,7 +6,7 @@ import os
 import resource
 import ssl
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 
 from ekiden.cli.app import call
 from ekiden.core.base.errors import UserError
+from ekiden.core.base.files import write
 from ekiden.silos import commands
 from ekiden.silos.coordinator import federation as federations
 from ekiden.silos.coordinator.federation import Federation
@@ -200,6 +201,23 @@ def test_a_full_disk_is_one_line_and_leaves_all_as_it_was(fed: Federation, tmp_p
                 call([*map(str, words)])
             now = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
             assert now == before, words
+
+
+def test_a_silo_whose_first_joining_broke_off_knows_all_of_the_roster(
+    fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise those whose keys came later would not count, and sums of two silos would do."""
+
+    def one_file(path: Path, chunks: Iterable[bytes]) -> None:
+        write(path, chunks)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(silo_file, "write", one_file)
+        with pytest.raises(KeyboardInterrupt):
+            joined(fed, "a")
+    joined(fed, "a")
+    assert silo_file.read(tmp_path / "a" / "silo.toml").least_clients() == len(SILOS)
 
 
 def test_a_key_that_the_federation_lost_is_in_its_roster(fed: Federation) -> None:

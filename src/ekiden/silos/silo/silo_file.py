@@ -694,7 +694,9 @@ def join(file: SiloFile, roster: Roster, replace: Collection[str] = ()) -> list[
             )
         new[path] = text
     peers.mkdir(parents=True, exist_ok=True)
-    if known := {path.stem for path in peers.glob("*.pub")}:
+    known = {path.stem for path in peers.glob("*.pub")}
+    # it is written last: without it the silo has not joined so far
+    if known and certificate.exists():
         file.note_new({*roster.silos} - known - {file.name} | file.new_peers)
     told = []
     for path in sorted(peers.glob("*.pub")):
