@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from math import isfinite
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -190,7 +191,7 @@ def compared(summaries: Iterable[Summary], devices: Devices | None = None) -> li
                 "higher": metric.higher,
                 "values": values,
                 "mean": _mean(values),
-                "std": stdev(values) if len(values) > 1 else None,
+                "std": deviation(values),
                 **{name: _mean(numbers[name]) for name in names},
                 "diverged": diverged,
                 "folders": [str(run.folder) for run in group.values()],
@@ -510,16 +511,24 @@ def _all_but_the_seed(config: dict[str, Any]) -> str:
 
 
 def spread(values: Sequence[float], metric: Metric | None = None) -> str:
-    """Return mean ± standard deviation, shares in per cent; for one value only the mean, for none
-    nothing.
+    """Return mean ± standard deviation, shares in per cent; only the mean if there is no deviation,
+    nothing of no values.
     """
     digits = ".2f" if metric is None or metric.share else ".4g"
     if not values:
         return ""
     shown = f"{mean(values):{digits}}"
-    if len(values) > 1:
-        shown += f" ± {stdev(values):{digits}}"
+    std = deviation(values)
+    if std is not None:
+        shown += f" ± {std:{digits}}"
     return shown
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """Return the standard deviation of a sample; None of a single value, or if one is not finite."""
+    if len(values) < 2 or not all(map(isfinite, values)):
+        return None
+    return stdev(values)
 
 
 def size(number: float) -> str:

@@ -3,17 +3,18 @@ out by hand, quantiles from a table of Student's t."""
 
 import io
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from ekiden.core.tasks import Classification, recorded
+from ekiden.core.tasks import Classification, Regression, recorded
 from ekiden.lab.tables import experiment, ledger, sweep
 from ekiden.lab.tables.experiment import Experiment, Published
 from ekiden.lab.tables.verdicts import CellResult, Comparison, collect, contrasts, difference, ranks
-from ekiden.runs.summary import Summary, summarise
+from ekiden.runs.summary import Summary, spread, summarise
 
 
 def test_a_value_printed_without_spread() -> None:
@@ -277,3 +278,40 @@ def test_how_far_a_value_is_from_the_printed_one() -> None:
     beside = Comparison(80.0, 3.0, 4, Published(77.0, 1.0)).beside
     assert beside == "published 77.00 ± 1.00; +1.9 standard errors"
     assert Comparison(80.0, None, 1, Published(77.0)).beside == "published 77.00; +3.00 points"
+
+
+def of_errors(values: dict[str, list[float]]) -> list[CellResult]:
+    """Runs on the digits with these root mean squared errors."""
+    found = []
+    for result in results(parsed(), {("digits", name): {0: 0.0, 1: 0.0} for name in values})[:5]:
+        runs = []
+        for run, error in zip(result.runs, values.get(result.cell.column, []), strict=True):
+            row = {"step": 1, "loss": 1.0, "metric": "rmse", "rmse": error}
+            config = run.config | {"task": recorded(Regression())}
+            runs.append(replace(run, config=config, metrics=[row]))
+        found.append(CellResult(result.cell, tuple(runs)))
+    return found
+
+
+def test_a_larger_error_is_behind() -> None:
+    errors = {"FedELMY": [5.0, 6.0], "FedSeq": [3.0, 5.0], "FedSeq, last": [8.0, 8.0]}
+    (contrast,) = contrasts(parsed(), of_errors(errors))
+    assert contrast.behind == "Behind in 1 of 2: digits, FedSeq (+1.50 ± 0.50 (2))."
+    assert contrast.tasks[0].best is not None
+    assert contrast.tasks[0].best.other == "FedSeq"
+
+
+def test_a_run_without_a_finite_value_leaves_the_others_readable() -> None:
+    found = of_errors({"FedELMY": [5.0, inf], "FedSeq": [3.0, 5.0]})
+    assert (found[0].mean, found[0].std, spread(found[0].values)) == (inf, None, "inf")
+    (contrast,) = contrasts(parsed(), found)
+    assert contrast.behind == "Behind in 1 of 1: digits, FedSeq (+inf (2))."
+    compared = Comparison(inf, None, 2, Published(50.0, 1.0))
+    assert compared.verdict == "no spread known: a value is not finite"
+
+
+def test_the_limit_does_not_depend_on_the_unit() -> None:
+    small = Comparison(2.0, 1.0, 3, Published(5.0, 2.0, 3))
+    for unit in (1e-150, 1e150):
+        found = Comparison(2 * unit, unit, 3, Published(5 * unit, 2 * unit, 3))
+        assert found.limit == pytest.approx(small.limit)

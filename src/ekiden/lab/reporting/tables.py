@@ -5,7 +5,7 @@ machine of each run.
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, NamedTuple
 
 from ekiden.core.base.errors import UserError
@@ -23,7 +23,7 @@ from ekiden.lab.tables.verdicts import (
     verdict,
 )
 from ekiden.runs.plan import Plan, stored
-from ekiden.runs.summary import COUNTED, Summary, duration, size, spread
+from ekiden.runs.summary import COUNTED, Summary, deviation, duration, size, spread
 
 METRICS = {
     "client_mean": "on own test data",
@@ -222,10 +222,7 @@ def _compared(result: CellResult, rank: int, experiment: Experiment) -> _Result:
 
 def _numbers(values: Sequence[float], metric: str, rank: int) -> list[Value]:
     """Return the numbers of a cell, see `_RESULT`, that come from its runs."""
-    std = None
-    if len(values) > 1:
-        std = stdev(values)
-    return [_mean(values), std, len(values), metric, rank or None]
+    return [_mean(values), deviation(values), len(values), metric, rank or None]
 
 
 def _unit(metric: str) -> str:

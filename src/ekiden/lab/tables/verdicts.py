@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import hypot, sqrt
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, NamedTuple
 
 from rich.table import Table as RichTable
@@ -18,7 +18,7 @@ from rich.text import Text
 from ekiden.lab.drawing import table_of
 from ekiden.lab.tables.experiment import METRICS, PAPER, Cell, Experiment, Published
 from ekiden.lab.tables.sweep import Sweep
-from ekiden.runs.summary import Summary, headline, metric_of, spread, value_of
+from ekiden.runs.summary import Summary, deviation, headline, metric_of, spread, value_of
 
 # two-sided
 LEVEL = 0.95
@@ -29,7 +29,7 @@ class Comparison:
     """Our mean and the printed one, in per cent."""
 
     mean: float  # mean of our runs
-    std: float | None  # sample standard deviation of our runs, None for a single run
+    std: float | None  # sample standard deviation of our runs, None if there is none
     runs: int  # number of our runs
     printed: Published  # if its spread or number of runs is not known, ours is used
 
@@ -71,8 +71,10 @@ class Comparison:
         printed = self.printed.runs or self.runs
         freedom = float(self.runs - 1)
         if self.printed.std is not None and printed > 1:
-            spread = ours**4 / (self.runs - 1) + theirs**4 / (printed - 1)
-            freedom = self.error**4 / spread
+            # divided first: fourth powers of errors leave the range of floats
+            spread = (ours / self.error) ** 4 / (self.runs - 1)
+            spread += (theirs / self.error) ** 4 / (printed - 1)
+            freedom = 1 / spread
         return float(stdtrit(freedom, (1 + LEVEL) / 2))
 
     @property
@@ -80,8 +82,10 @@ class Comparison:
         """The verdict: `consistent` if spreads explain the difference, else `above` or `below`."""
         t = self.t
         limit = self.limit
-        if self.std is None:
+        if self.runs == 1:
             return "no spread known: one seed"
+        if self.std is None:
+            return "no spread known: a value is not finite"
         if t is None or limit is None:
             return "no spread known: its seeds agree"
         if abs(t) <= limit:
@@ -137,10 +141,8 @@ class CellResult:
 
     @property
     def std(self) -> float | None:
-        """The standard deviation over the seeds, None for a single one."""
-        if len(self.runs) < 2:
-            return None
-        return stdev(self.values)
+        """The standard deviation over the seeds, see `deviation`."""
+        return deviation(self.values)
 
     @property
     def comparison(self) -> Comparison | None:
@@ -363,6 +365,7 @@ class Difference:
     other: str  # label of the method that is subtracted
     whole: bool  # whether no seed is missing
     bound: bool  # whether the other method pools the data. Then it is a bound and not a competitor.
+    higher: bool = True  # whether a higher value is better
 
     @property
     def mean(self) -> float:
@@ -371,10 +374,18 @@ class Difference:
 
     @property
     def error(self) -> float | None:
-        """Standard error of the mean, s/√n; None for a single seed."""
-        if len(self.points) < 2:
+        """Standard error of the mean, s/√n; None without a deviation."""
+        std = deviation(self.points)
+        if std is None:
             return None
-        return stdev(self.points) / sqrt(len(self.points))
+        return std / sqrt(len(self.points))
+
+    @property
+    def gain(self) -> float:
+        """The mean, above 0 where the method is better."""
+        if self.higher:
+            return self.mean
+        return -self.mean
 
     def __str__(self) -> str:
         """Return mean ± standard error, and the number of seeds if some are missing."""
@@ -432,7 +443,7 @@ class Contrast:
             for gap in task.each:
                 if gap and not gap.bound:
                     compared += 1
-                    if gap.mean < 0:
+                    if gap.gain < 0:
                         lost.append(f"{task.label}, {gap.other} ({gap})")
         count = f"Behind in {len(lost)} of {compared}"
         if lost:
@@ -476,13 +487,13 @@ def difference(ours: CellResult, other: CellResult, label: str, seeds: int) -> D
     if not points:
         return None
     bound = other.cell.method.traits.pools_data
-    return Difference(tuple(points), label, len(points) == seeds, bound)
+    return Difference(tuple(points), label, len(points) == seeds, bound, ours.higher)
 
 
 def _contrast(experiment: Experiment, results: Sequence[CellResult], method: str) -> Contrast:
     """Compare the method with every other that has been run.
 
-    The best other method is the one with the smallest difference.
+    The best other method is the one with the smallest gain.
     """
     by_task: dict[str, dict[str, CellResult]] = defaultdict(dict)
     for result in results:
@@ -513,7 +524,7 @@ def _contrast(experiment: Experiment, results: Sequence[CellResult], method: str
                     rivals.append(gap)
             each.append(gap)
         if any(each):
-            best = min(rivals, key=lambda d: d.mean, default=None)
+            best = min(rivals, key=lambda d: d.gain, default=None)
             tasks.append(ComparedTask(task, tuple(each), best))
     return Contrast(method, others, tuple(tasks))
 
