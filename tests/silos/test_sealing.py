@@ -206,6 +206,15 @@ def test_readers_without_a_key_of_their_own_are_refused(parties: dict[str, Party
             a.seal(Encoded.of(b"weights"), "0-0-train", (bad,))
 
 
+@pytest.mark.parametrize("key", ["", "zz", "00", "0" * 64, "00" * 33])
+def test_what_is_no_key_is_refused_in_one_line(key: str, parties: dict[str, Party]) -> None:
+    """Whoever signs it himself, as a silo can; with zeros all parties would share one secret."""
+    proof = parties["b"].sign(sealing.KEY, sealing.key_text("run", "b", key))  # type: ignore[misc]
+    for name, signed in (("b", proof), (SERVER, "")):
+        with pytest.raises(WireError, match="is not a key for seals: refused"):
+            parties["a"].seal(Encoded.of(b"model"), "0-0-train", [Reader(name, 0, key, signed)])
+
+
 def test_a_binding_and_a_sealing_key_are_what_they_were(tmp_path: Path) -> None:
     texts = [
         Binding("r", "t", "a", "k", "b", 1),

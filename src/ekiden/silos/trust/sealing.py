@@ -169,13 +169,16 @@ def _in_pieces(
 
 def lock(key: bytes, digest: str, reader: str, binding: Binding, sign: Sign | None) -> Lock:
     """Make the lock of an encrypted value, with its SHA-256 in hexadecimal, for one reader and
-    purpose.
+    purpose. WireError if the reader's key is none.
     """
     from cryptography.hazmat.primitives.asymmetric import x25519
 
     statement = _statement(binding, reader)
-    public = x25519.X25519PublicKey.from_public_bytes(bytes.fromhex(reader))
-    wrapped = _hpke().encrypt(key + bytes.fromhex(digest), public, statement)
+    try:
+        public = x25519.X25519PublicKey.from_public_bytes(bytes.fromhex(reader))
+        wrapped = _hpke().encrypt(key + bytes.fromhex(digest), public, statement)
+    except ValueError:
+        raise wire.WireError(f"{reader[:80]!r} is not a key for seals: refused") from None
     signature = sign(_SEAL, _signed(statement, wrapped)) if sign else ""
     return Lock(binding.recipient, binding.step, reader, wrapped.hex(), signature)
 
