@@ -55,6 +55,13 @@ def test_many_classes_have_no_scores() -> None:
     assert found.confusion == ()
 
 
+def test_many_classes_of_which_all_are_too_small_to_be_told() -> None:
+    s = Scores(Classification(), 150, torch.arange(150), torch.eye(150), torch.zeros(150))
+    found = told(s, Care(positives=2))
+    assert (found.samples, found.values["accuracy"]) == (150, 1.0)
+    assert not any(found.each)
+
+
 def test_too_few_samples_and_too_few_of_a_class_are_left_out() -> None:
     p, y = skewed(40, 2, 0.0)  # three of the second class
     s = two_classes(p, y)

@@ -196,6 +196,14 @@ def test_too_few_samples_tell_nothing_and_of_a_subgroup_not_even_how_many() -> N
 
 
 @pytest.mark.parametrize("name", TASKS)
+def test_a_subgroup_without_samples_tells_noise_alone(name: str) -> None:
+    nobody = drawn(*TASKS[name], 9, seed=4).at(torch.arange(0))
+    told = noisy(name, whole=False).release(nobody, Draw(Noise(bytes(32))))
+    assert told[:2].tolist() == [1, 0]
+    assert told[2:].any()
+
+
+@pytest.mark.parametrize("name", TASKS)
 def test_what_follows_from_noise_alone_are_counts_that_answers_can_have(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,15 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
-from ekiden.core.tasks import Classification, Regression, Scores, Survival, scaled
+from ekiden.core.tasks import (
+    Classification,
+    MultiLabel,
+    Regression,
+    Scores,
+    Survival,
+    Task,
+    scaled,
+)
 from tests.core.tasks.scored import exact, told
 
 
@@ -36,6 +44,24 @@ def test_a_class_that_is_absent_and_one_that_is_never_answered() -> None:
         assert summed.values[name] == pytest.approx(value, abs=1e-6 + summed.errors.get(name, 0)), (
             name
         )
+
+
+@pytest.mark.parametrize("task", [Classification(), MultiLabel()], ids=lambda task: task.kind)
+@pytest.mark.parametrize("k", [2, 3])
+def test_probabilities_of_a_model_that_has_diverged_count_as_zero(task: Task, k: int) -> None:
+    draw = torch.Generator().manual_seed(k)
+    outputs = torch.randn(40, k, generator=draw)
+    outputs[:30] = float("nan")
+    y = torch.randint(0, k, (40,), generator=draw)
+    if task.kind == "multi-label":
+        y = torch.nn.functional.one_hot(y, k).float()
+    s = Scores(task, k, y, task.answers(outputs, full=True), task.loss(outputs, y))
+    summed = told(s)
+    for name, value in exact(s).values.items():
+        assert summed.values[name] == pytest.approx(value, abs=1e-4 + summed.errors.get(name, 0)), (
+            name
+        )
+    assert s.counts.confidence[0].sum() == 40 * (1 if task.kind == "classification" else k)
 
 
 def test_an_outlier_counts_as_far_as_it_is_away() -> None:

@@ -3,7 +3,7 @@ silos told it.
 """
 
 from dataclasses import dataclass, field, replace
-from math import nan
+from math import nan, prod
 from typing import Self
 
 import numpy as np
@@ -65,7 +65,7 @@ class ClassCounts(Counts):
         about = len(s), s.mean_loss(), mean_right(s)
         if s.answers.ndim != 2:
             return cls(*about, *by_class(s), _table(s))
-        p = s.answers.double().numpy()
+        p = _probabilities(s)
         y = s.y.numpy()
         if s.outputs == 2:
             second = Ranked.of(p[:, 1], y == 1)
@@ -92,7 +92,7 @@ class LabelCounts(ClassCounts):
     @classmethod
     def of(cls, s: Scores) -> Self:
         """Count the answers to samples."""
-        p = s.answers.double().numpy()
+        p = _probabilities(s)
         there = s.y.numpy() > 0.5
         yes = p >= 0.5
         ranked = tuple(map(Ranked.of, p.T, there.T))
@@ -181,7 +181,7 @@ def by_class(s: Scores, *, each: bool = False) -> tuple[Floats, Floats, Floats]:
     """Return right answers, labels and answers of each class: (K,), or with `each` for each sample
     (n, K).
     """
-    y = s.y.numpy().reshape(len(s), -1)
+    y = s.y.numpy().reshape(len(s), prod(s.y.shape[1:]))
     answers = s.chosen.numpy().reshape(y.shape)
     row = np.arange(len(s))[:, None] * each + np.zeros_like(y)
 
@@ -193,6 +193,13 @@ def by_class(s: Scores, *, each: bool = False) -> tuple[Floats, Floats, Floats]:
 
     right = np.asarray(answers == y)
     return count(y, right), count(y, y >= 0), count(answers, answers < s.outputs)
+
+
+def _probabilities(s: Scores) -> Floats:
+    """Return the probabilities (n, K); those of a model that has diverged count as 0, as between
+    machines.
+    """
+    return np.asarray(np.nan_to_num(s.answers.double().numpy()))
 
 
 def _table(s: Scores) -> Floats | None:
