@@ -118,6 +118,28 @@ def test_columns_of_a_table_divide_samples() -> None:
     assert Division("domain").names(TABLE, ("ge", "philips")) == ("ge", "philips")
 
 
+def test_subgroups_of_a_column_have_different_names() -> None:
+    names = ("", "missing", "other", "(other)")
+    table = Table((), ("race",), vocabularies=(names,))
+    assert Division("race").names(table) == ("((other))", "(missing)", *names[1:])
+    assert Division.parse("lab:0.1:1000000:1000001:1000002").names(TABLE) == (
+        "below 0.1",
+        "0.1 to below 1000000",
+        "1000000 to below 1000001",
+        "1000001 to below 1000002",
+        "1000002 or more",
+    )
+
+
+def test_a_column_called_domain_comes_before_the_domains() -> None:
+    table = Table((), ("domain",), vocabularies=(("skin", "lung"),))
+    rows = table.scaled(np.zeros((2, 0)), [np.array(["lung", "skin"])])
+    division = Division("domain")
+    names = division.names(table, ("ge", "philips"))
+    places = division.places(rows, table, torch.tensor([0, 0])).tolist()
+    assert [names[k] for k in places] == ["lung", "skin"]
+
+
 @pytest.mark.parametrize(
     ("by", "said"),
     [

@@ -79,11 +79,13 @@ class Division:
                     f"column {column!r} has numbers: say where to divide it, --by {column}:40:65"
                 )
             return self._intervals(gaps=column in table.gaps)
-        if column == DOMAIN and domains:
-            found = list(domains)
-        elif column in table.categorical:
+        # a column comes before the domains, as in `places`
+        if column in table.categorical:
             categories = table.vocabularies[table.categorical.index(column)]
-            found = [OTHER, *(name or MISSING for name in categories)]
+            missing = _new_name(MISSING, categories)
+            found = [_new_name(OTHER, categories), *(name or missing for name in categories)]
+        elif column == DOMAIN and domains:
+            found = list(domains)
         else:
             known = [*table.numeric, *table.categorical]
             if domains:
@@ -105,10 +107,12 @@ class Division:
 
     def _intervals(self, *, gaps: bool) -> tuple[str, ...]:
         """Return the names of the intervals of a column of numbers, which may have gaps."""
-        names = [f"below {self.bounds[0]:g}"]
-        for low, high in pairwise(self.bounds):
-            names.append(f"{low:g} to below {high:g}")
-        names.append(f"{self.bounds[-1]:g} or more")
+        # in full: rounded ones may be equal
+        ends = [repr(bound).removesuffix(".0") for bound in self.bounds]
+        names = [f"below {ends[0]}"]
+        for low, high in pairwise(ends):
+            names.append(f"{low} to below {high}")
+        names.append(f"{ends[-1]} or more")
         if gaps:
             names.append(MISSING)
         return tuple(names)
@@ -131,6 +135,13 @@ class Division:
             gap = x[:, len(table.numeric) + table.gaps.index(self.column)].cpu() > 0.5
             found = torch.where(gap, len(self.bounds) + 1, found)
         return found
+
+
+def _new_name(name: str, known: Sequence[str]) -> str:
+    """Return a name that no category has: in parentheses if one is called so."""
+    while name in known:
+        name = f"({name})"
+    return name
 
 
 def check_divisions(by: Sequence[Division], dataset: Dataset) -> None:
