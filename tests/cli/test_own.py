@@ -48,7 +48,8 @@ def test_in_a_checkout_each_file_goes_where_it_belongs_and_the_method_is_listed(
         (tmp_path / folder).mkdir(parents=True)
     for file in ("__init__.py", "rounds/fedprox.py"):
         shutil.copy(METHODS / file, there / file)
-    assert command("new", "method", "NearProx", "--like", "fedprox")[0] == 0
+    code, said = command("new", "method", "NearProx", "--like", "fedprox")
+    assert (code, "ekiden check nearprox; ekiden run nearprox --data" in said) == (0, True)
     assert (there / "rounds/near_prox.py").is_file()
     assert "ekiden run nearprox --data" in (tmp_path / "docs/methods/near_prox.md").read_text()
     test = (tmp_path / "tests/methods/test_near_prox.py").read_text()
@@ -59,6 +60,9 @@ def test_in_a_checkout_each_file_goes_where_it_belongs_and_the_method_is_listed(
     code, said = command("new", "method", "NearProx", "--like", "fedprox")
     assert code == 2
     assert "exists already" in said
+    code, said = command("new", "method", "Moon", "--like", "fedprox")
+    assert (code, "a method called moon is there already" in said) == (2, True)
+    assert not (there / "rounds/moon.py").exists()
 
 
 def test_only_methods_of_the_library_are_copied(command: Callable[..., tuple[int, str]]) -> None:
