@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.methods import METHODS
 from tests.pages import README, blocks
 
 ACCURACY = re.compile(r"accuracy ([\d.]+)")
@@ -24,7 +23,3 @@ def test_the_example_prints_what_stands_below_it(
         float(match[1]) for text in (said, printed.text) if (match := ACCURACY.search(text))
     )
     assert ours == pytest.approx(theirs, abs=0.03)  # processors round differently
-
-
-def test_the_number_of_methods_is_right() -> None:
-    assert f"{len(METHODS)} methods in all" in README.read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ import torch
 
 import ekiden
 from ekiden.core.base.errors import UserError
-from ekiden.core.models.catalogue import build
+from ekiden.core.models.catalogue import build, fitting
 from ekiden.core.tasks import LanguageModelling
 from ekiden.data import load, split
 from ekiden.methods import FedAvg
@@ -63,7 +63,7 @@ def test_words_need_no_agreement_and_padding_says_nothing() -> None:
     assert torch.equal(two[0, :4], one[0])
     assert tokens.lengths(two).tolist() == [4, 10]
     torch.manual_seed(0)
-    for name in ("text_mean", "text_transformer"):
+    for name in fitting((10,), tokens):
         network = build(name, (10,), 2, tokens).eval()
         torch.testing.assert_close(network(two)[:1], network(one))
         assert torch.isfinite(network(torch.zeros(1, 3, dtype=torch.int64))).all()  # an empty text

@@ -14,7 +14,7 @@ from typing import TypeGuard
 ROOT = Path(__file__).parents[2] / "src" / "ekiden"
 COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 # Today's numbers, a little rounded up. A change that adds says in its message what it replaces, and
-# lowers another number. The aim is 440,000 in all.
+# lowers another number; the file of a new paper raises `methods` by its own tokens. The aim is 440,000 in all.
 BUDGET = {
     "core": 89_020,
     "methods": 112_330,
@@ -66,7 +66,9 @@ def main() -> int:
     """Print the tokens of each room; exit code 1 if a room has more than its budget."""
     found = rooms()
     for room, count in found.items():
-        mark = "  above its budget" if count > BUDGET.get(room, 0) else ""
+        mark = ""
+        if count > BUDGET.get(room, 0):
+            mark = "  above its budget: shorten it, or see BUDGET in tests/tools/tokens.py"
         print(f"{room:8} {count:8,} of {BUDGET.get(room, 0):8,}{mark}")
     print(f"{'all':8} {sum(found.values()):8,} of {sum(BUDGET.values()):8,}")
     return int(any(count > BUDGET.get(room, 0) for room, count in found.items()))
