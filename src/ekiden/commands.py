@@ -45,7 +45,7 @@ from ekiden.runs.loaded_model import LoadedModel, ModelSource
 from ekiden.runs.loading import load_model, open_run
 from ekiden.runs.measuring import Part
 from ekiden.runs.plan import federation_in, go_on_with, in_memory, plan_in, refuse_lost, rerun
-from ekiden.runs.predictions import column_in
+from ekiden.runs.predictions import TABLES, column_in
 from ekiden.runs.recipe import recipe_of
 from ekiden.runs.result import Result
 
@@ -450,7 +450,8 @@ def exported(
 ) -> list[str]:
     """Do what `export` does, and return in lines what was written."""
     form, paths, place = to or Path(out).suffix.removeprefix("."), _paths(folders), Path(out)
-    if form in ("parquet", "csv"):
+    tables = [suffix.removeprefix(".") for suffix in TABLES]
+    if form in tables:
         if client or network:
             raise UserError("a client and a network are for models: give to onnx, pt2 or hf")
         if place.suffix != f".{form}":
@@ -459,7 +460,7 @@ def exported(
         rows = counted(summary.write(runs, place), "row")
         return [f"{rows} of {counted(len(runs), 'run')} written to {place}"]
     if form not in exporting.FORMATS:
-        raise unknown("format", form, (*exporting.FORMATS, "parquet", "csv"))
+        raise unknown("format", form, (*exporting.FORMATS, *tables))
     if len(paths) != 1:
         raise UserError("a model is of one run: give one run folder")
     done = exporting.export(

@@ -1,5 +1,8 @@
 """Figures from counts: against scikit-learn and scipy on the scores themselves."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,7 @@ from sklearn import metrics as sk
 from ekiden.clinic import ranked
 from ekiden.clinic.ranked import Wanted
 from ekiden.core.tasks import (
+    KINDS,
     Classification,
     LanguageModelling,
     MultiLabel,
@@ -295,3 +299,16 @@ def test_a_perfect_classifier_has_intervals_that_are_not_points() -> None:
             ends = count(one).intervals
             assert ends
             assert all(high - low > 0.05 for low, high in ends.values()), ends
+
+
+def test_the_page_names_each_metric_and_whether_it_has_an_interval() -> None:
+    page = (Path(__file__).parents[2] / "docs/evaluation-figures.md").read_text(encoding="utf-8")
+    for task in KINDS.values():
+        for metric in task.metrics:
+            assert f"`{metric.name}`" in page
+    found = exact(of_two([0.1, 0.6, 0.4, 0.9] * 5, [0, 0, 1, 1] * 5))
+    rows = [line.strip("|").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    for names, *_, interval in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            if name in found.values:
+                assert (name in found.intervals) == ("none" not in interval), name

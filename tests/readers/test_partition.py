@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+import ekiden
+from ekiden.cli.flags import texts_below
+from ekiden.cli.runs import DataOptions
 from ekiden.core.base.errors import DataWarning, UserError
 from ekiden.data import (
     Dataset,
@@ -26,7 +29,9 @@ from ekiden.data import (
     parse,
     split,
 )
+from ekiden.readers import partition as partition_file
 from ekiden.readers.kinds import of_tensor
+from ekiden.runs.plan import Plan
 from tests.fuzz import examples
 
 DOMAINS = ("photo", "art", "cartoon", "sketch")
@@ -70,6 +75,24 @@ def toy(
 def held(fed: FederatedData) -> list[list[int]]:
     """Training and validation rows of each client."""
     return [c.val.rows.tolist() + c.train.rows.tolist() for c in fed.clients]
+
+
+KINDS = {
+    kind
+    for kind in vars(partition_file).values()
+    if isinstance(kind, type) and hasattr(kind, "assign") and kind is not Partition
+}
+
+
+def test_each_partition_is_tried_and_named_where_users_look() -> None:
+    assert {type(one) for one, _ in EVERY} == KINDS
+    helps = [texts_below(record)["partition"] for record in (Plan, DataOptions)]
+    for one, _ in EVERY:
+        assert parse(str(one)) == one
+        for text in (partition_file.SPELLINGS, *helps):
+            assert str(one).split(":")[0] in text
+    assert {kind.__name__ for kind in KINDS} <= set(ekiden.data.__all__)
+    assert {Natural, Domains} | {k for k in KINDS if issubclass(k, partition_file.Mixing)} == KINDS
 
 
 def flat(rows: list[list[int]]) -> list[int]:

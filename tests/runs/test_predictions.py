@@ -5,17 +5,21 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset
 import pytest
 import torch
 
 from ekiden import load, load_model, run
+from ekiden.cli.flags import texts_below
+from ekiden.cli.serving import ExportOptions, PredictOptions
 from ekiden.core.engine.folder import read_lines
 from ekiden.core.tasks import MultiLabel, Regression, Task
 from ekiden.data import ClientData, Dataset, FederatedData, Iid, Samples, Subset, split
 from ekiden.lab.conformance.small_runs import Tiny
 from ekiden.methods import FedAvg, FedSeq, Local
 from ekiden.readers.kinds import of_tensor
-from ekiden.runs.predictions import Answers, predict
+from ekiden.runs.predictions import TABLES, Answers, predict, written_whole
 from tests.runs.predicted import reported
 
 Command = Callable[..., tuple[int, str]]
@@ -52,6 +56,17 @@ def test_a_personal_model_answers_for_its_client(tmp_path: Path) -> None:
     found = pd.read_csv(tmp_path / "out.csv")
     wanted = read_lines(tmp_path / "run" / "metrics.jsonl")[-1]["clients"][1]
     assert (found.prediction == silos.dataset.test.y[rows].numpy()).mean() == wanted
+
+
+@pytest.mark.parametrize("suffix", TABLES)
+def test_a_table_has_the_format_of_its_name_and_helps_name_it(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"table{suffix}"
+    table = pa.table({"a": [1, 2], "b": ["x", "y"]})
+    with written_whole(str(file)) as write:
+        assert write(table) == 2
+    assert pa.dataset.dataset(file, format=suffix[1:]).to_table().equals(table)
+    assert suffix[1:] in texts_below(ExportOptions)["to"]
+    assert suffix in texts_below(PredictOptions)["out"]
 
 
 def numbers(task: Task, y: torch.Tensor, names: tuple[str, ...]) -> FederatedData:

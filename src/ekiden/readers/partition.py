@@ -217,8 +217,14 @@ class Partition(Protocol):
         ...
 
 
+class Mixing:
+    """A partition that deals out rows whoever owns them, so that no client's unit or codes can
+    differ from the others'.
+    """
+
+
 @dataclass(frozen=True)
-class Iid:
+class Iid(Mixing):
     """Shuffled rows in even parts, as in the `IidPartitioner` of flwr-datasets."""
 
     def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[Rows]:
@@ -229,7 +235,7 @@ class Iid:
 
 
 @dataclass(frozen=True)
-class Dirichlet(Checked):
+class Dirichlet(Mixing, Checked):
     """Label skew as in the code of FedELMY and of earlier work.
 
     The rows of each class are shuffled and cut by proportions drawn from Dirichlet(beta, ...,
@@ -366,7 +372,7 @@ class Domains:
 
 
 @dataclass(frozen=True)
-class Pathological(Checked):
+class Pathological(Mixing, Checked):
     """A few classes for each client; each class is cut evenly among the clients that hold it.
 
     Each draw takes a random class among those drawn least often so far. So all classes are used,
@@ -454,7 +460,12 @@ class Natural:
         return "natural"
 
 
-_SPELLED = (Iid, Dirichlet, Domains, Pathological, Natural)
+def _has_spelling(partition: Partition) -> bool:
+    """Return whether its text gives it back, so that a plan can name it."""
+    try:
+        return parse(str(partition)) == partition
+    except UserError:
+        return False
 
 
 def parse(text: str) -> Partition:  # noqa: PLR0911  (one spelling, one return)
@@ -533,7 +544,7 @@ def split(
         )
     if clients is None:
         clients = _default_clients(dataset, partition)
-    mixed = isinstance(partition, Iid | Dirichlet | Pathological)
+    mixed = isinstance(partition, Mixing)
     n = len(dataset.train)
     noun = "training samples"
     if mixed and dataset.train.subject is not None:
@@ -561,7 +572,7 @@ def split(
     # one for each client
     if owners:
         made = replace(made, among=partial(_of_owners, dataset, seed, val_fraction))
-    origin = dataset.origin if isinstance(partition, _SPELLED) else None
+    origin = dataset.origin if _has_spelling(partition) else None
     # of other clients than owners, these names would leave out clients
     if origin and origin.without and not owners:
         origin = None

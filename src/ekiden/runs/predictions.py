@@ -53,7 +53,22 @@ def column_in(config: Mapping[str, Any]) -> str:
 
 
 STDOUT = "-"
-_FORMATS = (".parquet", ".csv")
+
+
+def _parquet_writer(file: str, schema: Any) -> Any:
+    import pyarrow.parquet
+
+    return pyarrow.parquet.ParquetWriter(file, schema)
+
+
+def _csv_writer(file: str, schema: Any) -> Any:
+    import pyarrow.csv
+
+    return pyarrow.csv.CSVWriter(file, schema)
+
+
+TABLES = {".parquet": _parquet_writer, ".csv": _csv_writer}
+"""what writes tables of a schema into a file, by the file's suffix"""
 # samples per batch, because their outputs are large
 _AT_ONCE = {LanguageModelling: 8, Segmentation: 16}
 
@@ -219,9 +234,9 @@ def check_out(out: str, overwrite: bool) -> None:
     if out == STDOUT:
         return
     file = Path(out)
-    if file.suffix not in _FORMATS:
+    if file.suffix not in TABLES:
         raise UserError(
-            f"{out} must end in .parquet or .csv, or be - for CSV to the standard output"
+            f"{out} must end in {' or '.join(TABLES)}, or be - for CSV to the standard output"
         )
     check_free(file, overwrite)
 
@@ -244,19 +259,15 @@ def written_whole(out: str) -> Iterator[Callable[[Any], int]]:
     are written.
     """
     folder = tempfile.gettempdir() if out == STDOUT else Path(out).parent
+    suffix = ".csv" if out == STDOUT else Path(out).suffix
     writer: Any = None
 
     def write(table: Any) -> int:
         nonlocal writer
-        import pyarrow.csv
-        import pyarrow.parquet
-
-        kind = pyarrow.parquet.ParquetWriter
-        if not out.endswith(".parquet"):
-            kind = pyarrow.csv.CSVWriter
+        if suffix == ".csv":
             table = for_csv(table)
         if writer is None:
-            writer = kind(str(unfinished), table.schema)
+            writer = TABLES[suffix](str(unfinished), table.schema)
         writer.write_table(table)
         return int(table.num_rows)
 

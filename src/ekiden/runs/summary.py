@@ -606,10 +606,10 @@ def write(runs: Sequence[Summary], file: Path) -> int:
     rows.
     """
     # it needs PyTorch, which `ekiden show` does without
-    from ekiden.runs.predictions import written_whole
+    from ekiden.runs.predictions import TABLES, written_whole
 
-    if file.suffix not in (".parquet", ".csv"):
-        raise UserError(f"{file} must end in .parquet or .csv")
+    if file.suffix not in TABLES:
+        raise UserError(f"{file} must end in {' or '.join(TABLES)}")
     with written_whole(str(file)) as write_part:
         return write_part(table(runs))
 
