@@ -1,4 +1,6 @@
-"""The links of the documentation lead somewhere, as far as that can be told without a network."""
+"""The links of the documentation lead somewhere, as far as that can be told without a network, and
+files that it names exist.
+"""
 
 import re
 from collections import defaultdict
@@ -8,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.tools import links
+from tests.tools.links import ROOT
 
 
 def test_links_between_pages_lead_somewhere() -> None:
@@ -63,3 +66,32 @@ def test_a_docstring_of_a_type_of_python_is_found(tmp_path: Path) -> None:
     assert list(links.broken_in_site(tmp_path)) == [
         "a.html: it prints the docstring of a type of Python's own"
     ]
+
+
+BY_HAND = (
+    "docs/how-to-add.md",
+    "docs/architecture.md",
+    *(str(page.relative_to(ROOT)) for page in sorted(ROOT.glob("src/ekiden/*/README.md"))),
+)
+
+
+@pytest.fixture(scope="module")
+def python() -> dict[str, str]:
+    """The text of each Python file, by its path."""
+    files = [*ROOT.glob("src/**/*.py"), *ROOT.glob("tests/**/*.py")]
+    return {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in files}
+
+
+@pytest.mark.parametrize("page", BY_HAND)
+def test_pages_for_contributors_name_files_and_names_that_exist(
+    page: str, python: dict[str, str]
+) -> None:
+    prose = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.M | re.S)
+    paths = {f"/{part}" for file in python for part in (file, *map(str, Path(file).parents))}
+    paths |= {path.removesuffix(".py") for path in paths}
+    everything = "\n".join(python.values())
+    for name in re.findall(r"`([\w./]+)`", prose):
+        found = any(path.endswith("/" + name.rstrip("/")) for path in paths)
+        if not found and "/" not in name:
+            found = name.rpartition(".")[2] in everything
+        assert found or (ROOT / name).exists(), name
