@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas
+import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +16,7 @@ import ekiden
 from ekiden.core.base.errors import UserError
 from ekiden.data import load
 from ekiden.readers import frames
+from tests.readers.conftest import png
 from tests.readers.told import N, Table, cells, drawn, rows, said
 
 Rows = dict[str, Any]
@@ -175,6 +177,18 @@ def test_frames_with_arrays_in_cells_are_read() -> None:
         {"x": list(np.random.default_rng(0).normal(size=(N, 3))), "label": ["p", "q"] * (N // 2)}
     )
     assert load(table).shape == (3,)
+
+
+def test_images_and_names_in_files_of_polars_are_read(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)
+    rows = {"image": [*map(png, pixels)], "label": ["a", "b"] * 10}
+    polars.DataFrame(rows).write_ipc(tmp_path / "t.arrow")
+    assert "view" in str(pa.ipc.open_file(tmp_path / "t.arrow").schema)
+    data = load(tmp_path / "t.arrow")
+    assert data.classes == ("a", "b")
+    assert {image.tobytes() for image in data.train.x.numpy()} < {
+        image.tobytes() for image in pixels
+    }
 
 
 @pytest.mark.parametrize(

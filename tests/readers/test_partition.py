@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,6 +28,7 @@ from ekiden.data import (
     Partition,
     Pathological,
     Samples,
+    load,
     parse,
     split,
 )
@@ -501,6 +504,18 @@ def test_natural_refuses_test_rows_of_groups_that_training_lacks() -> None:
         UserError, match=r"3 test rows of toy are of groups that training does not have \(7\)"
     ):
         split(dataset, Natural(), seed=0)
+
+
+def test_owners_without_test_rows_may_be_all_that_are_left(tmp_path: Path) -> None:
+    rows = pandas.DataFrame({"sex": ["f", "m"] * 30, "age": range(60), "label": ["a", "b"] * 30})
+    rows["site"] = ["A"] * 30 + ["B"] * 30
+    rows.to_csv(tmp_path / "t_train.csv", index=False)
+    rows[:20].to_csv(tmp_path / "t_test.csv", index=False)
+    data = load(tmp_path / "t_train.csv", label_column="label", group_column="site")
+    fed = split(data, Natural())
+    assert fed.among is not None
+    left = fed.among(["B"]).clients[0]
+    assert (len(left.train) + len(left.val), len(left.test)) == (30, 0)
 
 
 # Small and wrong

@@ -63,6 +63,7 @@ def arrow(source: Any, what: str) -> Any:
                 f"{what} cannot be read: {first_line(error)}; give columns of equal length, each with "
                 "values of one type, as by frame.astype(str)"
             ) from None
+    table = _without_views(table)
     metadata = table.schema.metadata
     table = table.rename_columns(seen(table.column_names)).replace_schema_metadata(metadata)
     _refuse_nameless(table, what)
@@ -70,6 +71,20 @@ def arrow(source: Any, what: str) -> Any:
         raise UserError(f"{what} has two columns called {twice!r}: rename one")
     if not len(table):
         raise UserError(f"{what} has no row: it needs at least one")
+    return table
+
+
+def _without_views(table: Any) -> Any:
+    """Return the table without the views as which polars writes texts and bytes: few functions of
+    Arrow take them.
+    """
+    import pyarrow as pa
+
+    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    for place, column in enumerate(table.schema):
+        if column.type in plain:
+            values = table[place].cast(plain[column.type])
+            table = table.set_column(place, column.with_type(values.type), values)
     return table
 
 

@@ -335,13 +335,13 @@ def _dicom(data: Any, number: int | None) -> Loaded:
             )
         raw = (-1 if signed else (1 << bits) - 1) - raw.astype(np.int64)
     values = _in_unit(raw, data, frame)
-    loaded = Image.fromarray(values.astype(np.float32))
     if shown != "MONOCHROME1":
         window = _voi(data)
+    levels = None
     # then they are grey values, not measurements
     if not signed and 0 < bits <= 8 and (values == raw).all():
-        return Loaded(loaded, 1 << bits, window)
-    return Loaded(loaded, None, window)
+        levels = 1 << bits
+    return Loaded(Image.fromarray(values.astype(np.float32)), levels, window)
 
 
 def _of_palette(raw: NDArray[Any], data: Any) -> Image.Image:

@@ -386,5 +386,5 @@ def _codes(names: Names, known: Sequence[str]) -> Numbers:
     """Return positions (n, 1) in `known`, counted from 1; 0 for other names."""
     place = dict(zip(known, count(1)))
     found, inverse = np.unique(names, return_inverse=True)
-    codes = [[place.get(name, 0)] for name in found.tolist()]
-    return np.array(codes, dtype=np.float64)[inverse]
+    codes = np.array([place.get(name, 0) for name in found.tolist()], dtype=np.float64)
+    return codes[inverse][:, None]
