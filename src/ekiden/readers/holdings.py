@@ -451,7 +451,7 @@ def _labels(ys: Sequence[Any]) -> Any:
     if any(map(np.ndim, ys)):
         return torch.stack([*map(torch.as_tensor, ys)])
     values = torch.tensor([*map(float, ys)], dtype=torch.float64)
-    if bool((values == values.floor()).all()):
+    if (values == values.floor()).all():
         return torch.tensor([*map(int, ys)])
     return values
 
