@@ -115,6 +115,20 @@ EVERY: list[tuple[Partition, int]] = [
 ]
 
 
+class Halves(Iid):
+    """A partition of a user's own."""
+
+    def assign(self, dataset: Dataset, clients: int, rng: Generator) -> list[NDArray[np.int64]]:
+        return np.array_split(np.arange(len(dataset.train)), clients)
+
+
+def test_a_run_names_only_a_partition_that_its_name_gives_back(digits: Dataset) -> None:
+    known = split(digits, Iid(), 3).origin
+    assert known is not None
+    assert known.partition == "iid"
+    assert split(digits, Halves(), 3).origin is None
+
+
 @pytest.mark.parametrize(("partition", "clients"), EVERY, ids=str)
 def test_every_row_belongs_to_exactly_one_client(partition: Partition, clients: int) -> None:
     dataset = toy(domains=True, owners=6)
