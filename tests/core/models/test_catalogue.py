@@ -13,7 +13,7 @@ from ekiden.readers.kinds import Table
 CIFAR, MNIST, TINY = (3, 32, 32), (1, 28, 28), (3, 64, 64)
 
 OF_IMAGES = catalogue.fitting((3, 64, 64))
-"""networks that take images; those for tables are tried in test_tables_and_texts.py, for texts in readers/test_texts.py"""
+"""networks that take images; those for tables and texts are tried in test_tables_and_texts.py"""
 
 
 def new(
