@@ -28,6 +28,11 @@ def test_every_method_is_a_public_name() -> None:
         k.__name__: k for k in methods.METHODS
     }
     assert {"FedSeq", "run"} <= set(dir(ekiden))
+    space: dict[str, object] = {}
+    exec("from ekiden.methods import *", space)
+    named = {kind.__name__ for kind in methods.METHODS}
+    assert named <= space.keys()
+    assert named <= set(dir(methods))
     with pytest.raises(AttributeError, match="no attribute 'METHODS'"):
         _ = ekiden.METHODS
 
