@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -490,3 +491,38 @@ def test_a_mistake_in_python_gets_one_line(mistake: Callable[[], Any], message: 
     with pytest.raises(UserError, match=message) as error:
         mistake()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "audit",
+        "compare",
+        "evaluate",
+        "export",
+        "follow",
+        "forget",
+        "join",
+        "load_model",
+        "open_run",
+        "predict",
+        "report",
+        "resume",
+        "show",
+        "sweep",
+        "verify",
+    ],
+)
+def test_options_of_the_wrong_type_are_refused_before_anything_is_read(name: str) -> None:
+    function = getattr(ekiden, name)
+    given = dict[str, Any]()
+    options = list[str]()
+    for parameter in signature(function).parameters.values():
+        if parameter.default is Parameter.empty:
+            given[parameter.name] = "nowhere"
+        elif parameter.name not in ("data", "metric"):  # of many types
+            options.append(parameter.name)
+    given.pop("columns", "")
+    for option in options:
+        with pytest.raises(UserError, match=rf"^{option} <object .*> is"):
+            function(**given, **{option: object()})

@@ -52,6 +52,7 @@ from ekiden.runs.result import Result
 Folder = str | os.PathLike[str]
 
 
+@checked("folder", "data", "metric")
 def resume(
     folder: Folder,
     data: Any = None,
@@ -101,7 +102,7 @@ def resume(
     return rerun(config, recipe_of(config["recipe"]), held, network, how)
 
 
-@checked("folder", "data", "network")
+@checked("folder", "data")
 def evaluate(
     folder: Folder,
     data: Any = None,
@@ -182,6 +183,7 @@ def _calibrated(
     return {**test(result.weights, (), last=True), "recalibration": plain(how)}
 
 
+@checked("folder")
 def show(folder: Folder, *, devices: Folder | Devices = "") -> str:
     """Return what `ekiden show` prints: what was run, every step, what moved.
 
@@ -195,7 +197,7 @@ def show(folder: Folder, *, devices: Folder | Devices = "") -> str:
     return drawing.as_text(drawing.shown(path_of(folder), devices_of(devices)))
 
 
-@checked("folders", "data", "network", "devices")
+@checked("folders", "data")
 def report(
     folders: Folder | Sequence[Folder],
     out: Folder = "report",
@@ -228,6 +230,7 @@ def report(
     return Path(out) / "index.html"
 
 
+@checked("folders")
 def compare(
     folders: Folder | Sequence[Folder], *, devices: Folder | Devices = ""
 ) -> list[dict[str, Any]]:
@@ -352,6 +355,7 @@ def predict(
 ) -> int: ...
 
 
+@checked("run", "source")
 def predict(
     run: Folder | LoadedModel,
     source: Any,
@@ -403,6 +407,7 @@ def predict(
     return predictions.predict(answers, given, os.fspath(out), column=column, overwrite=overwrite)
 
 
+@checked("folders")
 def export(
     folders: Folder | Sequence[Folder],
     out: Folder,
@@ -476,6 +481,7 @@ def exported(
     return list(filter(None, lines))
 
 
+@checked("run", "data")
 def audit(
     run: Folder | Result, data: Any = None, *, network: ModelSource | None = None, shadows: int = 0
 ) -> audits.Audit:
@@ -510,6 +516,7 @@ def card(folder: Folder) -> str:
     return cards.card(open_run(folder))
 
 
+@checked("file")
 def sweep(
     file: Folder,
     *,
@@ -587,6 +594,7 @@ def sweep_results(folder: Folder) -> list[dict[str, Any]]:
     return verdicts.as_rows(sweeps.opened(path_of(folder)))
 
 
+@checked("folder")
 def verify(folder: Folder, keys: Folder | None = None) -> dict[str, Any]:
     """Compare a run folder with what the silos signed, as `ekiden verify` does.
 

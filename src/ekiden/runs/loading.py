@@ -11,6 +11,7 @@ from torch import nn
 
 from ekiden.clinic.recalibration import Recalibration
 from ekiden.core.base import outside
+from ekiden.core.base.checks import checked
 from ekiden.core.base.errors import UserError, at, unknown
 from ekiden.core.base.files import path_of
 from ekiden.core.data.samples import FederatedData, said_in
@@ -47,6 +48,7 @@ from ekiden.runs.record import Models
 from ekiden.runs.result import Result
 
 
+@checked("folder")
 def load_model(
     folder: str | os.PathLike[str], *, client: str = "", network: ModelSource | None = None
 ) -> LoadedModel:
@@ -78,6 +80,7 @@ def load_model(
     return wrapped(as_module(build, weights), about)
 
 
+@checked("folder")
 def open_run(folder: str | os.PathLike[str], *, network: ModelSource | None = None) -> Result:
     """Open a run folder and return what `ekiden.run` returned when it finished or stopped.
 

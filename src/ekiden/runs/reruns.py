@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ekiden.core.base.checks import checked
 from ekiden.core.base.errors import UserError, unknown
 from ekiden.core.base.files import path_of
 from ekiden.core.data.samples import FederatedData, held_by
@@ -27,6 +28,7 @@ from ekiden.runs.recipe import Recipe, recipe_of
 _SCALED = {"classes": "the classes", "input": "the shape or scale of inputs"}
 
 
+@checked("folder")
 def forget(
     folder: str | os.PathLike[str],
     client: str,
@@ -61,6 +63,7 @@ def forget(
     return _again(run, run.data(data), left, network, out, f"without-{client}", {"forgot": client})
 
 
+@checked("folder")
 def join(
     folder: str | os.PathLike[str],
     client: str,

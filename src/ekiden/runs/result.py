@@ -8,6 +8,7 @@ from math import nan
 from typing import TYPE_CHECKING, Any
 
 from ekiden.clinic.regressions import Baseline, Coefficient
+from ekiden.core.base.checks import checked
 from ekiden.core.base.errors import UserError
 from ekiden.core.data.samples import FederatedData
 from ekiden.core.engine.drive import Row
@@ -138,6 +139,7 @@ class Result(RunRecord):
         """
         return measuring.baseline(self, data, times, columns)
 
+    @checked("data")
     def evaluate(
         self,
         data: Any = None,

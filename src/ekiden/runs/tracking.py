@@ -20,6 +20,7 @@ from uuid import uuid4
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ekiden.core.base.checks import checked
 from ekiden.core.base.errors import UserError, first_line, unknown
 from ekiden.core.base.files import is_held, path_of, write
 from ekiden.core.data.samples import said_in
@@ -277,6 +278,7 @@ def watching(names: Sequence[str], folder: Path, steps: int) -> Iterator[Callabl
             catch_up()
 
 
+@checked("folder")
 def follow(folder: str | os.PathLike[str], *, wait: bool = True) -> Iterator[Row]:
     """Yield the rows of metrics of a run, those of steps to come too, until the run ends or stops.
 
