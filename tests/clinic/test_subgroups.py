@@ -16,6 +16,8 @@ from ekiden.clinic.figures import figures
 from ekiden.clinic.ranked import Wanted, wilson
 from ekiden.clinic.subgroups import (
     Division,
+    Subgroup,
+    cell,
     check_task,
     divisions,
     shift,
@@ -174,3 +176,10 @@ def test_the_shift_of_scores_is_the_stability_index_of_tenths() -> None:
     assert shift(torch.ones(3, 2, 8), torch.ones(3, 2, 8)) is None, (
         "of more classes there is no such index"
     )
+
+
+def test_a_subgroup_in_which_nothing_is_defined_has_cells() -> None:
+    """Without an event there is no pair to rank."""
+    row = Subgroup(12, None, {}, {}, {}, ()).to_json()
+    assert row == {"samples": 12, "values": {}}
+    assert cell(row, "c_index", share=True) == "–"

@@ -1,6 +1,8 @@
 """Exported models give the run's outputs, in other software, on raw samples."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +31,7 @@ from ekiden.core.models import catalogue
 from ekiden.core.tasks import Regression
 from ekiden.data import ClientData, Dataset, Iid, Samples, Subset
 from ekiden.lab.conformance.small_runs import Tiny
-from ekiden.methods import Average, FedAvg, FedSeq, Local
+from ekiden.methods import GLM, Average, FedAvg, FedSeq, Local
 from ekiden.readers.kinds import Table, of_tensor
 from ekiden.runs import exporting
 from ekiden.runs.card import card
@@ -220,6 +222,18 @@ def test_numbers_are_exported_in_their_unit(tmp_path: Path) -> None:
     with torch.no_grad():
         theirs = torch.export.load(str(tmp_path / "model.pt2")).module()(samples.x)
         torch.testing.assert_close(theirs, model(samples.x).double() * 3 + 50)
+
+
+def test_a_process_that_did_not_train_exports_numbers_and_categories(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    rows = {"age": draw.normal(50, 9, 90), "sex": draw.choice(["m", "w"], 90)}
+    table = pandas.DataFrame(rows | {"label": rows["age"] + 3 * (rows["sex"] == "w")})
+    data = split(load(table), "iid", 2)
+    run(GLM(family="linear"), data, "auto", folder=tmp_path / "run", quiet=True)
+    command = ["-m", "ekiden", "export", str(tmp_path / "run"), "-o", str(tmp_path / "model.pt2")]
+    ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "gives the run's outputs on 64 made-up samples" in ended.stdout
 
 
 def patients(

@@ -210,7 +210,8 @@ class Subgroup:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return _filled(plain(self))
+        # of rows without an event, nothing is defined
+        return _filled(plain(self)) | {"values": dict(self.values)}
 
 
 def table(
