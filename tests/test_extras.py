@@ -12,7 +12,7 @@ import pytest
 EXTRAS = (
     "datasets", "flwr_datasets", "ot", "clarabel", "matplotlib", "jinja2", "flwr", "cryptography", "transformers",
     "peft", "timm", "tokenizers", "pandas", "polars", "pydicom", "nibabel", "onnx", "onnxscript", "onnxruntime",
-    "mlflow", "tensorboard", "wandb", "trackio",
+    "mlflow", "tensorboard", "wandb", "trackio", "submitit",
 )  # fmt: skip
 PROGRAM = f"""
 import sys
@@ -31,6 +31,7 @@ for command in sys.argv[1:]:
     said.append((code, out.getvalue(), error.getvalue()))
 print(json.dumps(said))
 """
+ROOT = Path(__file__).parent.parent
 SMALL = "--data digits --clients 3 --model mlp --threads 1"
 LACKING = {
     f"run otfusion {SMALL} --out no": "methods",
@@ -38,6 +39,7 @@ LACKING = {
     "run fedseq --data cifar10 --out no": "hub",
     "report runs --out no": "report",
     "data digits --draw no.png": "report",
+    f"sweep {ROOT}/experiments/digits-oneshot.toml --out no --on slurm": "submitit",
 }
 
 

@@ -552,8 +552,7 @@ def sweep(
     Raises:
         UserError: the file cannot be read, or runs failed; finished runs are kept.
     """
-    if on not in (places := ("here", *launch.CLUSTERS)):
-        raise unknown("place `on`", on, places)
+    launch.check_place(on)
     if queue and on == "here":
         raise UserError('queue is for on="slurm": add that, or leave it out')
     path, kept = path_of(file), None if records is None else Path(records)

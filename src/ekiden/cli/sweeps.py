@@ -83,6 +83,7 @@ def run_sweep(options: SweepOptions, tell: Callable[[Any], None]) -> None:
         raise UserError("--queue is for --on slurm: add that, or leave it out")
     if options.minutes and options.on != "here":
         raise UserError("--minutes is for runs here: write --queue timeout_min=MINUTES")
+    launch.check_place(options.on)
     asked = launch.queue_settings(options.queue)
     tracking.check(options.track, Path())
     swept = sweep.plan_sweep(

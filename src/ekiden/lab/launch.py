@@ -451,9 +451,8 @@ def submit(
         settings: further parameters of submitit's `AutoExecutor`.
         report: called with what happens.
     """
-    import submitit
+    import submitit  # an extra
 
-    require_extra("submitit", f"--on {place}", "submitit")
     out = jobs[0].folder.parent
     track = jobs[0].track
     command = [sys.executable, "-m", "ekiden", "sweep", str(file), "--budget", budget]
@@ -500,6 +499,14 @@ def _going_on(place: str, jobs: Iterable[Any]) -> set[str] | None:
     if said.returncode:
         return None
     return set(said.stdout.split())
+
+
+def check_place(place: str) -> None:
+    """Refuse a place that is not known, or needs a package that is not here, before any work."""
+    if place not in ("here", *CLUSTERS):
+        raise unknown("place `on`", place, ("here", *CLUSTERS))
+    if place in CLUSTERS:
+        require_extra("submitit", f"--on {place}", "submitit")
 
 
 def queue_settings(given: Sequence[str]) -> dict[str, str | int]:

@@ -39,7 +39,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ekiden.core.base.constants import constant
+from ekiden.core.base import constants
 
 CPU = torch.device("cpu")
 _UNDECIDED = torch.device(
@@ -97,7 +97,7 @@ class Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._patches.close()
         # what was kept on a device of this mode lies on none of the next one's
-        constant.cache_clear()
+        constants._kept.cache_clear()
 
     # Where tensors are
 
