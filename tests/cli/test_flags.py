@@ -47,6 +47,15 @@ def test_help_fits_the_terminal(
     assert "\n\n\n" not in text
 
 
+def test_help_is_shown_in_the_narrowest_window(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "7")
+    code, text = command("show", "--help")
+    assert code == 0
+    assert "run folder" in text
+
+
 def test_help_has_every_flag_once_with_its_help_and_default(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ from ekiden.lab.reporting.runs import collect
 from ekiden.methods import FedAvg, FedGram, FedKrylov, FedSeq, among
 from ekiden.methods.exact.closing import with_lap
 from ekiden.methods.exact.fedgram import Summing
+from ekiden.runs.reruns import new_folder
 from ekiden.runs.result import Result
 from ekiden.runs.summary import summarise
 from tests.methods.gram_runs import points
@@ -142,6 +143,19 @@ def test_the_folder_is_that_of_a_run_without(tmp_path: Path) -> None:
             assert (result.folder / name).read_bytes() == (
                 tmp_path / f"{order}-alone" / name
             ).read_bytes()
+
+
+def test_the_new_folder_is_next_to_the_run_also_from_within_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path / "run" / "personal"
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    expected = tmp_path / "run-without-a"
+    assert new_folder(Path(".."), None, "without-a") == expected
+    monkeypatch.chdir("..")
+    assert new_folder(Path(), None, "without-a") == expected
+    assert new_folder(Path("personal"), None, "x") == Path("personal-x")
 
 
 def test_who_joins_comes_where_the_data_have_it(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from ekiden.core.base.checks import Alias, Mark, hints_of
 from ekiden.core.base.errors import UserError, listed, nearest, unknown
 
 _LEFT = 26
+_LEAST = 40
 _MOST = 100
 _WORDS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 _NO_DEFAULTS = (MISSING, None, "", ())
@@ -114,7 +115,7 @@ def page(prog: str, shown: object, about: str = "", boxes: Boxes = ()) -> str:
     Values of an instance are the defaults. Boxes are the order of fields; by default a dataclass's
     own come first, then each dataclass in it.
     """
-    width = min(shutil.get_terminal_size().columns, _MOST)
+    width = max(_LEAST, min(shutil.get_terminal_size().columns, _MOST))
     found = list(_boxes(shown))
     own = found.pop(0)
     values = [flag for flag in own.flags if not flag.names]

@@ -192,6 +192,9 @@ def _again(
 
 def new_folder(before: Path, out: str | os.PathLike[str] | None, suffix: str) -> Path:
     """Return the folder of a run that is made again; by default it is next to the first one."""
+    # `.` and `..` have no name
+    if before.name in ("", ".."):
+        before = before.resolve()
     folder = Path(out or before.with_name(f"{before.resolve().name}-{suffix}"))
     if folder.exists():
         raise UserError(f"{folder} exists already: delete it, or choose another folder by --out")
