@@ -151,9 +151,15 @@ def __getattr__(name: str) -> Any:
     """Return the class of a method, or all of them."""
     if name == "METHODS":
         return tuple(map(resolve_name, PLACES.values()))
+    if name == "__all__":
+        return [*PLACES]
     if name in PLACES:
         return resolve_name(PLACES[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *PLACES, "METHODS"]
 
 
 def titles() -> list[str]:
