@@ -101,7 +101,6 @@ def test_a_test_file_of_another_name_is_found(tmp_path: Path) -> None:
 
 DOORS = {
     "care/inspection": "calls the other files of its room, each in turn",
-    "core/base/constants": "keeps tensors, with the values given",
     "lab/conformance/small_runs": "the data and networks of other tests",
     "readers/inspector": "imports `care/inspection`",
 }
