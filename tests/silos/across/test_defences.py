@@ -410,9 +410,28 @@ DEFENCES = {
     ),
     "a clock that jumps": (
         f"{FLOWER}/silo/shelf.py",
-        "sum(day > asked for day in days)",
+        "len(days[days.index(asked) :])",
         "time.time() // _DAY - asked",
         "tests/silos/test_silo.py::test_a_clock_that_jumps_removes_no_run",
+    ),
+    "a clock that was late": (
+        f"{FLOWER}/silo/shelf.py",
+        "len(days[days.index(asked) :])",
+        "sum(day >= asked for day in days)",
+        "tests/silos/test_silo.py::test_a_clock_that_was_late_at_the_last_request_removes_no_run",
+    ),
+    "all of the roster after a joining that broke off": (
+        f"{FLOWER}/silo/silo_file.py",
+        "if known and certificate.exists():",
+        "if known:",
+        "tests/silos/across/test_enrolment.py::"
+        "test_a_silo_whose_first_joining_broke_off_knows_all_of_the_roster",
+    ),
+    "a target is no column": (
+        "readers/moments.py",
+        "{*self.missing} == columns",
+        "{*self.missing} <= {*self.moments}",
+        "tests/readers/test_moments.py::test_sums_that_no_rows_have_are_refused",
     ),
     "other code is named": (
         f"{FLOWER}/coordinator/session.py",
