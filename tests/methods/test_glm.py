@@ -15,6 +15,7 @@ import torch
 
 from ekiden import GLM, FederatedData, UserError, federate, run
 from ekiden.methods.statistics.newton import Derivatives, derivatives, start
+from ekiden.runs.card import card
 from ekiden.runs.result import Result
 
 LABELS = {"logistic": "died", "multinomial": "stage", "linear": "days", "poisson": "visits"}
@@ -247,18 +248,18 @@ def test_show_json_and_card_have_the_table(
     tmp_path: Path, command: Callable[..., tuple[int, str]]
 ) -> None:
     result = go("linear", folder=tmp_path / "run")
-    (_, shown), (_, told), (_, card) = (
+    (_, shown), (_, told), (_, page) = (
         command(*given, str(tmp_path / "run"), *more)
         for given, more in ((["show"], []), (["show"], ["--json"]), (["card"], []))
     )
     assert json.loads(told)["coefficients"] == [one.to_json() for one in result.coefficients]
     for one in result.coefficients:
         assert f"{one.estimate:.4g}" in shown
-        assert f"| {one.column} | {one.estimate:.4g} |" in card
+        assert f"| {one.column} | {one.estimate:.4g} |" in page
     assert not any(
-        setting in page
+        setting in text
         for setting in ("batch_size", "optimizer", "lr 0.")
-        for page in (shown, card)
+        for text in (shown, page)
     )
 
 
@@ -317,3 +318,11 @@ def test_standard_errors_of_nearly_no_errors_are_right_or_not_told(noise: float)
     for one, error in zip(found, np.sqrt(squares), strict=True):
         assert one.error is None or one.error == pytest.approx(error, rel=0.01)
     assert (found[0].error is None) == (noise < 1e-3)
+    assert [one.estimate for one in found] == pytest.approx([2.0, -1.0, 3.0], abs=0.01)
+
+
+def test_a_fit_without_errors_has_estimates_in_its_card(tmp_path: Path) -> None:
+    result = go("linear", folder=tmp_path / "run", days=cohort()["age"] * 2 + 3)
+    assert result.coefficients[0].error is None
+    assert result.coefficients[0].estimate == pytest.approx(2.0, abs=1e-3)
+    assert "| age | 2 | - | - | - |" in card(result)

@@ -3,7 +3,7 @@ survival follows.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -105,7 +105,9 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Coefficient:
-    """What a column contributes, in its own unit; None where no sample tells it."""
+    """What a column contributes, in its own unit; None where no sample tells it. The errors of a fit
+    that has none, and what follows from them, are None, too: rounding would decide them.
+    """
 
     output: str  # the class (compared with the first one) or the target
     column: str  # name of the column; of a category after it, compared with the first one
@@ -152,6 +154,9 @@ def coefficients(
     found = []
     for output, row, of, (mean, std) in zip(classes, rows, covariance, scales, strict=False):
         known = of.diagonal() > 0
+        # of what no sample has, the variance and the coefficient are 0; every sample has the constant
+        has_samples = known | (row != 0)
+        has_samples[-1] = True
         estimates = std * (own @ row)
         estimates[-1] += mean
         errors = std * (own @ of @ own.T).diagonal().clamp(min=0).sqrt()
@@ -159,14 +164,18 @@ def coefficients(
         spread = stats.norm()
         if family == "linear":
             spread = stats.t(int(tensors["samples"]) - int(known.sum()))
-        table = zip(entering, known, estimates.tolist(), errors.tolist(), strict=True)
+        table = zip(entering, has_samples, estimates.tolist(), errors.tolist(), strict=True)
         for term, there, estimate, error in table:
             # every category is known
             unused = term.name.endswith(OTHER) and not there
             # each client has its own hazard
             hazard = family == "cox" and term is entering[-1]
-            if not unused and not hazard:
-                found.append(_coefficient(output, term.name, estimate, error, spread))
+            if unused or hazard:
+                continue
+            one = _coefficient(output, term.name, estimate, error, spread)
+            if not there:
+                one = replace(one, estimate=None)
+            found.append(one)
     return tuple(found)
 
 
@@ -193,7 +202,7 @@ def _coefficient(
     output: str, column: str, estimate: float, error: float, spread: Any
 ) -> Coefficient:
     if not error:
-        return Coefficient(output, column, *[None] * 6)
+        return Coefficient(output, column, estimate, *[None] * 5)
     reach = float(spread.ppf((1 + _LEVEL) / 2)) * error
     statistic = estimate / error
     p = 2 * float(spread.sf(abs(statistic)))

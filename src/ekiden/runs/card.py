@@ -271,11 +271,14 @@ def _coefficients(result: Result) -> list[str]:
         "|---|---|---:|---:|---:|---:|",
     ]
     for one in result.coefficients:
-        if one.estimate is not None:
-            lines.append(
-                f"| {_cell(one.output)} | {_cell(one.column)} | {one.estimate:.4g} | "
-                f"{one.error:.4g} | {one.p:.3g} | {one.low:.4g} to {one.high:.4g} |"
-            )
+        if one.estimate is None:
+            continue
+        line = f"| {_cell(one.output)} | {_cell(one.column)} | {one.estimate:.4g} | "
+        if one.error is None:
+            line += "- | - | - |"
+        else:
+            line += f"{one.error:.4g} | {one.p:.3g} | {one.low:.4g} to {one.high:.4g} |"
+        lines.append(line)
     return lines
 
 
