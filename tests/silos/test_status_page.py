@@ -77,6 +77,7 @@ def test_text_of_others_is_text(watched: supernode.Monitored, port: int) -> None
         (b"localhost.example.org", 404),
         (b"", 404),
         (b"\xff", 404),
+        (b"[::1", 404),
     ],
 )
 def test_only_this_machine_by_its_own_name_gets_the_page(
@@ -86,6 +87,17 @@ def test_only_this_machine_by_its_own_name_gets_the_page(
     found = asked(port, b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
     assert found.startswith(f"HTTP/1.1 {status} ".encode())
     assert (b"client-0" in found) == (status == 200)
+
+
+def test_a_header_does_not_say_from_where_somebody_asks(
+    watched: supernode.Monitored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uvicorn would believe it, of anybody where its environment says so."""
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    about = Watched("ekiden_silo", watched.counts, watched.health, watched.page)
+    with served(Metrics(free_port()), about) as port:
+        said = b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: 192.0.2.1\r\n\r\n"
+        assert asked(port, said).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.slow

@@ -70,7 +70,10 @@ def _is_at_home(scope: "Scope") -> bool:
     A page of somebody else whose name leads to this machine names another host.
     """
     host = dict(scope["headers"]).get(b"host", b"").decode(errors="replace")
-    own = urlsplit(f"//{host}").hostname in OWN_HOSTS
+    try:
+        own = urlsplit(f"//{host}").hostname in OWN_HOSTS
+    except ValueError:
+        return False
     return own and ipaddress.ip_address(scope["client"][0]).is_loopback
 
 
@@ -100,6 +103,8 @@ def served(where: Metrics, watched: Watched) -> Iterator[int]:
         http=guarded(_CONNECTIONS, _CONNECTIONS, _PATIENCE),
         ws="none",
         lifespan="off",
+        # anybody could say of itself that it asks from this machine
+        proxy_headers=False,
         server_header=False,
         log_level="critical",
         log_config=None,

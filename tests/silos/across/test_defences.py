@@ -427,6 +427,12 @@ DEFENCES = {
         "tests/silos/across/test_enrolment.py::"
         "test_a_silo_whose_first_joining_broke_off_knows_all_of_the_roster",
     ),
+    "an address is that of the connection": (
+        f"{FLOWER}/metrics.py",
+        "proxy_headers=False",
+        "proxy_headers=True",
+        "tests/silos/test_status_page.py::test_a_header_does_not_say_from_where_somebody_asks",
+    ),
     "a target is no column": (
         "readers/moments.py",
         "{*self.missing} == columns",
