@@ -85,7 +85,7 @@ BROKEN: dict[str, Any] = {
         "moments": {"v": ONE, "target: y": ONE},
         "missing": {"v": 0, "target: y": 0},
     },
-    "a column that is no target, without a count of missing values": {
+    "a column without a count of missing values": {
         "moments": {"v": ONE, "w": ONE},
         "missing": {"v": 0},
     },

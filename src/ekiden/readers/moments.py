@@ -146,8 +146,6 @@ class ColumnSums:
         """Return the sums in a text."""
         with suppress(ValueError, AttributeError, RecursionError, UserError):
             values = json.loads(text)
-            if values.get("followed"):
-                values["followed"] = made(Followed, values["followed"])
             found = made(ColumnSums, values)
             if found._agrees():
                 return found

@@ -103,7 +103,7 @@ def served(where: Metrics, watched: Watched) -> Iterator[int]:
         http=guarded(_CONNECTIONS, _CONNECTIONS, _PATIENCE),
         ws="none",
         lifespan="off",
-        # anybody could say of itself that it asks from this machine
+        # in a header anybody can claim to ask from this machine
         proxy_headers=False,
         server_header=False,
         log_level="critical",

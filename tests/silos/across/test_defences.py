@@ -433,7 +433,7 @@ DEFENCES = {
         "proxy_headers=True",
         "tests/silos/test_status_page.py::test_a_header_does_not_say_from_where_somebody_asks",
     ),
-    "a target is no column": (
+    "targets are not columns": (
         "readers/moments.py",
         "{*self.missing} == columns",
         "{*self.missing} <= {*self.moments}",
