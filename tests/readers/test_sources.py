@@ -494,9 +494,9 @@ def test_only_paths_are_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("given", "line"),
     [
         ({"without": ["Ulmm"]}, "unknown client 'Ulmm': did you mean 'Ulm'"),
-        ({"without": "Ulm"}, "without is a list of names, not 'Ulm'"),
+        ({"without": "Ulm"}, "classes and without are lists of names, not 'Ulm'"),
         ({"without": 3}, "without 3 is of the wrong type"),
-        ({"classes": "ab"}, "classes is a list of names, not 'ab'"),
+        ({"classes": "ab"}, "are lists of names, not 'ab'"),
         ({"like": 3}, "like 3 is of the wrong type: it must be of type Dataset or None"),
         ({"whole": "yes"}, "whole 'yes' is of the wrong type"),
     ],

@@ -156,9 +156,9 @@ def load(
     Raises:
         UserError: there is no such data set, it cannot be read, or its images differ in size.
     """
-    for what, names in {"classes": classes, "without": without}.items():
+    for names in (classes, without):
         if isinstance(names, str):
-            raise UserError(f"{what} is a list of names, not {names!r}")
+            raise UserError(f"classes and without are lists of names, not {names!r}")
     chosen = reading(columns).like(like and like.inputs)
     named = isinstance(name, str | PathLike)
     asked = _Request(
@@ -183,10 +183,8 @@ def load(
     place = located(asked.name)
     if found.name == asked.name:
         found = replace(found, name=place)
-    origin = Origin(
-        place, size=size, task=task, reading=chosen.located().chosen(), without=asked.without
-    )
-    return coming_from(found, origin)
+    reads = chosen.located().chosen()
+    return coming_from(found, Origin(place, (), size, task, reads, without=asked.without))
 
 
 def _refused(given: Any) -> UserError:
@@ -594,7 +592,7 @@ def _check(silos: Any, test: Any, tests: Sequence[Any] | None, names: Sequence[s
     for name in names or ():
         if not isinstance(name, str):
             raise UserError(f"names of silos are texts, not {name!r}: write it as {str(name)!r}")
-    if names is not None and "" in names:
-        raise UserError("a silo's name is empty: give it one of letters and digits")
+        if not name:
+            raise UserError("a silo's name is empty: give it one of letters and digits")
     if names is not None and len(set(names)) < len(names):
         raise UserError("two silos have the same name: give each its own.")
