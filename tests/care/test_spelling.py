@@ -1,6 +1,6 @@
 """How names that are written in several ways are refused, merged or kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,25 @@ def test_spellings_of_silos_stop_are_merged_or_kept(column: str) -> None:
         data = ekiden.federate(silos, label_column="died", spelling=how).dataset
         found = data.classes if column == "died" else data.inputs.vocabularies[0]  # type: ignore[attr-defined]
         assert set(found) == names
+
+
+def test_names_of_silos_are_read_as_often_for_many_as_for_few() -> None:
+    class Held(dict[str, int]):
+        reads = 0
+
+        def __iter__(self) -> Iterator[str]:
+            Held.reads += 1
+            return super().__iter__()
+
+    reads = []
+    for count in (3, 300):
+        Held.reads = 0
+        held = {
+            s: Held({f"p{sign}{k}": 1 for k in range(count)}) for s, sign in (("a", ""), ("b", "-"))
+        }
+        assert len(spelling.Names("the subject column", held).told()) == count
+        reads.append(Held.reads)
+    assert reads[0] == reads[1] > 0
 
 
 def test_spellings_of_groups_and_of_a_known_model() -> None:

@@ -93,11 +93,13 @@ class Names:
         commonest.
         """
         rows = counted_together([*self.held.values()])
-        order = [*self.agreed, *sorted(rows, key=lambda name: (-rows[name], natural(name)))]
+        commonest = sorted(rows, key=lambda name: (-rows[name], natural(name)))
+        order = dict.fromkeys([*self.agreed, *commonest])
+        place = dict(zip(order, range(len(order)), strict=True))
         found = defaultdict[str, list[str]](list)
         for name, key in _keys({**self.held, _AGREED: self.agreed}, self.zeros).items():
             found[key].append(name)
-        return [sorted(names, key=order.index) for names in found.values() if len(names) > 1]
+        return [sorted(names, key=place.__getitem__) for names in found.values() if len(names) > 1]
 
     @cached_property
     def instead(self) -> dict[str, str]:
@@ -128,9 +130,9 @@ class Names:
         return lines
 
 
-def _silos_with(held: Mapping[str, Iterable[Any]], names: set[Any]) -> list[str]:
+def _silos_with(held: Mapping[str, Collection[Any]], names: Iterable[Any]) -> list[str]:
     """Return the silos that hold all of these names."""
-    return [silo for silo, own in held.items() if names <= set(own)]
+    return [silo for silo, own in held.items() if all(name in own for name in names)]
 
 
 def refuse_spellings(names: Iterable[Names], *, only_tell: bool = False) -> None:
