@@ -114,3 +114,12 @@ def test_what_cannot_be_recalibrated_is_one_line(tmp_path: Path, command: Comman
             evaluate(tmp_path / "r", federate([(x, y)]), **given)
     code, said = command("evaluate", str(tmp_path / "r"), "--calibrate", "platt", "--client", "a")
     assert (code, "own validation data" in said) == (2, True)
+
+
+def test_numbers_cannot_be_recalibrated(folder: Path, command: Command) -> None:
+    flags = ("--label-column", "a", "--drop-columns", "died", "--task", "regression")
+    code, said = command("run", "fedseq", "--data", "t.csv", *flags, "--out", "numbers")
+    assert code == 0, said
+    (numbers,) = Path("numbers").iterdir()
+    code, said = command("evaluate", str(numbers), "--calibrate", "platt")
+    assert (code, "--calibrate is for two classes: leave it out" in said) == (2, True), said

@@ -207,7 +207,9 @@ def _opened(
     run = open_models(options.run)
     task = task_in(config)
     metric = options.metric
-    if options.calibrate and not config["recipe"]["metric"]:
+    # it is of the classes alone: `_check_calibrate` refuses other tasks
+    ranked = options.calibrate and task.kind == "classification"
+    if ranked and not config["recipe"]["metric"]:
         metric = metric or "auroc"
     if metric:
         task = replace(task, metric=outside.located(metric))

@@ -211,7 +211,7 @@ def _read(folder: Path) -> Summary:
         raise UserError(f"stopped after step {run.last.get('step', 0)}: {going_on(run)}")
     metrics = ("accuracy", str(cell_of(run.config).get("metric", "accuracy")))
     if any(value_of(run, metric) is None for metric in metrics):
-        raise UserError("its test data were not measured")
+        raise UserError("its test data were not measured, or its metric is not defined for them")
     return run
 
 
