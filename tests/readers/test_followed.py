@@ -1,11 +1,13 @@
 """What a silo reports about events at times: no number of it is small."""
 
+import numpy as np
 import pytest
 
 from ekiden.clinic import curves
 from ekiden.clinic.curves import Curve
 from ekiden.core.base.errors import UserError
 from ekiden.readers.followed import Followed
+from ekiden.readers.moments import ColumnMoments, ColumnSums
 from tests.clinic.survival_times import Y, told
 
 pytestmark = pytest.mark.filterwarnings("ignore::ekiden.core.base.errors.DataWarning")
@@ -34,3 +36,10 @@ def test_wrong_grids_are_refused() -> None:
             told(times)
     with pytest.raises(UserError, match="no time of days has enough rows at all silos"):
         curves.compared("days", told([20.0], 60))
+
+
+def test_what_is_followed_travels_with_the_sums() -> None:
+    times = np.array([[1.0, 1.0], [2.0, 0.0], [3.0, 1.0], [4.0, 1.0]])
+    followed = Followed.of(times, (2.0, 3.5), 1)
+    sums = ColumnSums({"target: t": ColumnMoments(4, 2.5, 5.0)}, {}, {}, followed=followed)
+    assert ColumnSums.from_json(sums.to_json(), "here") == sums

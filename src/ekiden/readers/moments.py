@@ -43,8 +43,9 @@ class ColumnMoments:
         low = float(values.min())
         high = float(values.max())
         if max(-low, high) > LARGEST:
-            most = max(low, high, key=abs)
-            raise UserError(f"{what} holds {most:g}: no number may be above {LARGEST:g}")
+            raise UserError(
+                f"{what} holds {max(low, high, key=abs):g}: no number may be above {LARGEST:g}"
+            )
         if low == high:
             return ColumnMoments(len(values), low)
         mean = float(values.mean())
@@ -146,6 +147,8 @@ class ColumnSums:
         """Return the sums in a text."""
         with suppress(ValueError, AttributeError, RecursionError, UserError):
             values = json.loads(text)
+            if values.get("followed"):
+                values["followed"] = made(Followed, values["followed"])
             found = made(ColumnSums, values)
             if found._agrees():
                 return found
