@@ -77,7 +77,7 @@ BROKEN: dict[str, Any] = {
     "infinity": {"moments": {"v": {"count": 3, "mean": 1.0, "squares": float("inf")}}},
     "negative squares": {"moments": {"v": {"count": 3, "mean": 1.0, "squares": -1.0}}},
     "a negative count": {"moments": {"v": {"count": -3, "mean": 1.0, "squares": 1.0}}},
-    "fewer than no missing values": {
+    "a negative count of missing values": {
         "moments": {"v": {"count": 3, "mean": 1.0, "squares": 1.0}},
         "missing": {"v": -1},
     },
