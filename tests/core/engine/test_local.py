@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from ekiden import FederatedData, run
+from ekiden import FederatedData, federate, run
 from ekiden.core.base.errors import UserError
 from ekiden.core.engine import wire
 from ekiden.core.engine.client import Client
@@ -26,7 +26,7 @@ from ekiden.core.engine.worker import Job, Outcome, Setup
 from ekiden.core.training.fit import Work
 from ekiden.core.training.weights import Weights
 from ekiden.lab.conformance.small_runs import Tiny
-from ekiden.methods import FedAvg
+from ekiden.methods import FedAvg, Local
 
 
 @dataclass(frozen=True)
@@ -189,3 +189,15 @@ def test_a_process_that_cannot_find_a_class_is_told_from_one_that_was_killed() -
             patch.setattr("ekiden.core.engine.local.wait", lambda sentinels, timeout: sentinels)
             assert line in str(workers.death())
         os.close(process.sentinel)
+
+
+def test_tasks_begin_in_the_order_of_their_calls() -> None:
+    samples = torch.arange(4.0).repeat(4, 1).T
+    data = federate([(samples, torch.tensor([0, 1, 0, 1]))] * 8, val_fraction=0.0)
+    seen: list[str] = []
+
+    def watch(client: str, epoch: int, epochs: int) -> None:
+        seen.append(client)
+
+    run(Local(rounds=1, epochs=1), data, "linear", watch=watch, quiet=True)
+    assert seen == list(data.sizes)

@@ -188,10 +188,8 @@ class Simulation(Transport):
 
     def commit(self, step: int, live: frozenset[Ref[Any]]) -> Mapping[Ref[Any], Work]:
         """Write what the state after `step` steps needs."""
-        for ref in live:
-            self._finish(ref)
-        for ref in list(self._running):
-            if self._running[ref] is not None:
+        for ref, pending in list(self._running.items()):
+            if pending is not None or ref in live:
                 self._finish(ref)
         keys = by_owner(live)
         for client in self._touched | set(keys):
