@@ -305,6 +305,11 @@ def test_normalise_features() -> None:
     torch.testing.assert_close(normalise(x, (1.0, -2.0), (0.5, 4.0)), expected)
 
 
+def test_normalise_refuses_to_divide_by_zero() -> None:
+    with pytest.raises(UserError, match="std holds 0, and pixels are divided by it"):
+        normalise(torch.zeros(5, 2), (0.0,), (1.0, 0.0))
+
+
 def test_normalise_refuses_the_wrong_number_of_channels() -> None:
     with pytest.raises(
         UserError,

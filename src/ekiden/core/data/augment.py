@@ -135,6 +135,11 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
             f"images have {counted(x.shape[1], 'channel')}: give one value, or one "
             "for each channel"
         )
+    if not min(std) > 0:
+        raise UserError(
+            f"--std holds {min(std):g}, and pixels are divided by it: give a number above 0, such as "
+            "1 for a channel that does not vary"
+        )
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
     out = x.float()
     if not any(mean) and set(std) == {1}:
