@@ -197,3 +197,14 @@ def test_sums_of_another_shape_or_type_are_refused() -> None:
         one.plus(LeastSquaresSums(one.squares, torch.zeros(2, 4, dtype=torch.int64)))
     with pytest.raises(UserError, match="int64"):
         LeastSquaresSums(torch.zeros(3), one.products)
+
+
+def test_a_run_stops_without_a_client_whose_layers_would_be_missing(blobs: FederatedData) -> None:
+    with pytest.raises(UserError, match="client-1 did not answer"):
+        run(
+            DeepAFL(layers=1, width=8, random_features=4),
+            blobs,
+            Tiny,
+            absent=lambda step, client: (step, client) == (1, "client-1"),
+            **SETTINGS,
+        )

@@ -288,13 +288,18 @@ class Fed:
             self._request(task, client, (*args, None), tuple(clients)) for client in clients
         ]
         giving = self._together(requests)
+        # clients may keep what follows from each sum
+        at_least: int | None = 0
+        method = getattr(task, "__self__", None)
+        if method and not method.traits.skips:
+            at_least = None
         for request in requests:
             ref: Ref[Any] = Ref(request.client, request.key)
             if ref.owner not in giving:
                 self._note_missing(ref, SERVER, "get")
                 continue
             # one at a time: a sum may be large
-            for part in self.each([ref], at_least=0):
+            for part in self.each([ref], at_least=at_least):
                 total = part if total is None else total.plus(part)
         if total is None:
             raise _no_answer(clients)
