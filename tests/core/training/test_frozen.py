@@ -197,3 +197,31 @@ def test_a_batch_that_was_changed_is_asked_about_as_it_is(few: FederatedData) ->
     x.add_(1.0)
     assert torch.equal(module(x), module(x.clone()))
     assert not torch.equal(module(x), before)
+
+
+class Both(nn.Module):
+    """A part that gives its samples and what a layer makes of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, self.layer(x)
+
+
+class Reads(nn.Module):
+    """Begins with a frozen part that gives two tensors, as the rows of a table with LoRA."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = Both().requires_grad_(False)
+        self.last = nn.Linear(9, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.cat(self.both(x), dim=1))  # type: ignore[no-any-return]
+
+
+def test_a_frozen_part_may_give_several_tensors(few: FederatedData) -> None:
+    torch.manual_seed(0)
+    assert run("fedseq", few, Reads(), training=FIT).accuracy > 0.5

@@ -179,19 +179,16 @@ class Feed:
             def alone(row: int) -> Tensor:
                 return self._inputs(held, torch.tensor([row], device=self.device), train=False)[0]
 
-            def one(row: int) -> Tensor:
-                return compute(alone(row)).float()
-
             if key not in held.answers:
                 row = int(index[0])
                 file = files.cache_folder() / self._name(held, key)
                 held.answers[key] = RememberedAnswers.of(
-                    one(row), alone(row), len(held.samples), file
+                    compute(alone(row)), alone(row), len(held.samples), file
                 )
             answers = held.answers[key]
             if answers is None:
                 return compute(self._inputs(held, index, train=False)[0])
-            return answers.get(index, one)
+            return answers.get(index, lambda row: compute(alone(row)))
 
     def _name(self, held: _Held, key: str) -> str:
         """Return the name of a file for the outputs of a frozen part for these samples."""

@@ -59,13 +59,16 @@ class RememberedAnswers:
 
     @classmethod
     def of(
-        cls, first: Tensor, sample: Tensor, samples: int, file: Path | None
+        cls, first: object, sample: Tensor, samples: int, file: Path | None
     ) -> "RememberedAnswers | None":
         """Return room for outputs like `first` (1, ...) for `sample` (1, ...), with those in the
         file.
 
-        It is None if they are not worth keeping: larger than the samples, or as long as a text.
+        It is None if they cannot be kept, as several tensors, or are not worth it: larger than the
+        samples, or as long as a text.
         """
+        if not isinstance(first, Tensor) or not first.is_floating_point():
+            return None
         if first.numel() > max(sample.numel(), _LONG) or first.numel() * 4 * samples > _MOST:
             return None
         if not sample.is_floating_point() and first.dim() > 2:
