@@ -1,12 +1,15 @@
 """Tables fit the terminal, are plain when they are piped, and have no colours if NO_COLOR is set."""
 
 import io
+import json
 import re
+from pathlib import Path
 
 import pytest
 from rich.table import Table
 
-from ekiden.cli.console import TableConsole
+from ekiden.cli import console
+from ekiden.cli.console import TableConsole, print_json
 
 
 def shown(table: Table, width: int, terminal: bool) -> str:
@@ -88,3 +91,21 @@ def test_a_terminal_still_gets_colours_of_our_own() -> None:
     assert "\x1b[2J" not in text.getvalue()
     assert "a?[2Jb" in text.getvalue()
     assert "c?[2J" in text.getvalue()
+
+
+def test_json_has_only_numbers_that_every_reader_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    """Python's own writer prints NaN and Infinity, which JSON does not have."""
+    found = {"rmse": float("inf"), "each": [{"auroc": float("nan"), "n": 3}], "mean": 0.5}
+    print_json(found, one_line=True)
+    text = capsys.readouterr().out
+    assert text.count("\n") == 1
+    assert json.loads(text) == {"rmse": None, "each": [{"auroc": None, "n": 3}], "mean": 0.5}
+
+
+def test_every_command_prints_json_so() -> None:
+    printing = [
+        file.name
+        for file in Path(console.__file__).parent.glob("*.py")
+        if "print(json.dumps" in file.read_text() and file.name != "console.py"
+    ]
+    assert not printing

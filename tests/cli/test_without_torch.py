@@ -61,9 +61,12 @@ def test_a_silo_is_made_and_looked_at_without_pytorch(tmp_path: Path) -> None:
     calls += [["federation", "init", "all", "north/north.key.pub"], ["federation", "status", "all"]]
     calls += [["silo", "join", "north/silo.toml", "all/roster.json"]]
     # nor do these commands wait for all methods
-    heavy = (*HEAVY, "ekiden.methods", "filelock")
+    heavy = (*HEAVY, "ekiden.methods")
     assert without_torch(calls, tmp_path, heavy)[1] == []
     assert (tmp_path / "north" / "north.key").exists()
+    # those that only look hold no lock
+    looks = [["silo", "status", "north/silo.toml"], ["federation", "status", "all"]]
+    assert without_torch(looks, tmp_path, (*heavy, "filelock"))[1] == []
 
 
 def test_a_command_about_one_method_loads_no_other(tmp_path: Path) -> None:

@@ -118,9 +118,10 @@ def _shared(room: int, least: Sequence[int], most: Sequence[int]) -> list[int]:
 console = TableConsole(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False)
 
 
-def print_json(values: Any) -> None:
+def print_json(values: Any, *, one_line: bool = False) -> None:
     """Print values as one JSON document; numbers that are not finite become null."""
-    print(json.dumps(_plain(values), ensure_ascii=False, indent=1))
+    indent = None if one_line else 1
+    print(json.dumps(_plain(values), ensure_ascii=False, indent=indent), flush=True)
 
 
 @contextmanager

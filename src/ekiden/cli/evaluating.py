@@ -1,6 +1,5 @@
 """The command line of evaluation: `ekiden evaluate`, on data here or at silos."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from rich.table import Table as RichTable
 
-from ekiden.cli.console import console, say
+from ekiden.cli.console import console, print_json, say
 from ekiden.clinic.answers import between_silos, figures_of, subgroups_of
 from ekiden.clinic.figures import Figures
 from ekiden.clinic.ranked import Wanted
@@ -157,15 +156,14 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
     if data.dataset.train is not data.dataset.test:
         given += len(data.dataset.train)
     if options.json:
-        value = scores.score()
         found = {
-            headline.name: None if isnan(value) else value,
+            headline.name: scores.score(),
             "loss": scores.mean_loss(),
             "samples": len(scores),
             "rows": given,
         }
         more = {"metrics": scores.metrics(), "figures": told.to_json(), "heterogeneity": apart}
-        print(json.dumps({**found, **more, **table, **groups}))
+        print_json({**found, **more, **table, **groups}, one_line=True)
         return
     of = "test samples"
     if options.data:
@@ -443,7 +441,7 @@ def _on_silos(options: EvaluateOptions) -> None:
     if options.calibrate:
         _calibrate(options, found)
     if options.json:
-        print(json.dumps(row))
+        print_json(row, one_line=True)
         return
     _show_figures(found, task, config["classes"])
     _show_between(row.get("heterogeneity", {}), task)

@@ -1,6 +1,5 @@
 """The commands that read run folders: `ekiden show`, `log` and `compare`."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -81,7 +80,7 @@ def log(options: LogOptions) -> None:
     run = summary.summarise(options.run)
     for row in follow(options.run, wait=options.follow):
         if options.json:
-            print(json.dumps(row), flush=True)
+            print_json(row, one_line=True)
             continue
         metric = summary.metric_named(run.config, str(row.get("metric", "accuracy")))
         value = tracking.measured(metric, row)
