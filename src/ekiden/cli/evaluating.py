@@ -172,9 +172,7 @@ def _evaluate_here(options: EvaluateOptions, config: Mapping[str, Any]) -> None:
         of = "validation samples (the run's --tune)"
     elif options.calibrate:
         of = "validation samples"
-    console.print(
-        f"{headline.name} {headline.shown(scores.score())}{headline.unit} on {len(scores)} {of}"
-    )
+    console.print(f"{headline.said(scores.score())} on {len(scores)} {of}")
     _show_figures(told, test.task, data.dataset.classes)
     _show_between(apart, test.task)
     if by:
@@ -192,10 +190,8 @@ def _show_groups(
         if rows and group not in shown:
             console.print(_values(group, rows, headline))
     if each := [value for _, value in groups["client"].values() if not isnan(value)]:
-        mean = headline.shown(sum(each) / len(each))
-        console.print(
-            f"mean over {counted(len(each), 'client')}: {headline.name} {mean}{headline.unit}"
-        )
+        mean = headline.said(sum(each) / len(each))
+        console.print(f"mean over {counted(len(each), 'client')}: {mean}")
 
 
 def _opened(
@@ -448,7 +444,7 @@ def _on_silos(options: EvaluateOptions) -> None:
     if "subgroups" in row:
         show_subgroups(row["subgroups"])
     means = row["silo_means"]
-    shown = [f"{m.name} {m.shown(means[m.name])}{m.unit}" for m in task.metrics if m.name in means]
+    shown = [m.said(means[m.name]) for m in task.metrics if m.name in means]
     say(f"mean over {found.silos} silos: {', '.join(shown)}")
 
 

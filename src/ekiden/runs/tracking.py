@@ -81,7 +81,7 @@ def measured(metric: Metric, row: Row) -> str:
     value = row.get(metric.name)
     if value is None:
         return ""
-    return f"{metric.name} {metric.shown(value)}{metric.unit}"
+    return metric.said(value)
 
 
 @dataclass(frozen=True)

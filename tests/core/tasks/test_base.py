@@ -87,3 +87,9 @@ def test_a_score_that_is_not_defined_loses_to_every_other() -> None:
     assert not better(nan, 0.1)
     assert not better(0.1, 0.1)
     assert better(0.2, 0.1)
+
+
+def test_a_line_gives_no_unit_to_what_is_not_defined() -> None:
+    accuracy = Classification().metrics[0]
+    assert accuracy.said(0.5) == "accuracy 50.00 %"
+    assert accuracy.said(float("nan")) == accuracy.said(None) == "accuracy -"

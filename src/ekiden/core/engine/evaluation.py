@@ -384,7 +384,7 @@ def of_imbalanced(row: Mapping[str, Any], task: Task, classes: Sequence[Any]) ->
     found = row["metrics"]
     table = row.get("confusion", ())
     ranks = [m for m in task.metrics if m.name in ("auroc", "average_precision")]
-    said = [f"{m.name} {m.shown(found[m.name])}{m.unit}" for m in ranks if m.name in found]
+    said = [m.said(found[m.name]) for m in ranks if m.name in found]
     if len(table) == 2 and sum(table[1]):
         said.append(f"sensitivity {100 * table[1][1] / sum(table[1]):.2f} %")
     never = []

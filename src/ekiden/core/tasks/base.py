@@ -98,6 +98,13 @@ class Metric:
             return f"{100 * value:.2f}"
         return f"{value:.4g}"
 
+    def said(self, value: float | None) -> str:
+        """Return name, value and unit, as lines print them."""
+        shown = self.shown(value)
+        if shown == "-":
+            return f"{self.name} {shown}"
+        return f"{self.name} {shown}{self.unit}"
+
     @property
     def scale(self) -> int:
         """Factor of values that are shown: 100 for shares, 1 for others."""

@@ -469,7 +469,7 @@ def _go(
     def told_of(row: Row) -> None:
         metric = agreed.labels.headline
         value = row.get(metric.name)
-        shown = f", {metric.name} {metric.shown(value)}{metric.unit}" if value is not None else ""
+        shown = f", {metric.said(value)}" if value is not None else ""
         say(f"step {row['step']} of {total} done{shown}")
         if notes := row.get("notes"):
             say(f"step {row['step']}: {told(notes)}")
