@@ -16,15 +16,15 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 # Today's numbers, a little rounded up. A change that adds says in its message what it replaces, and
 # lowers another number; the file of a new paper raises `methods` by its own tokens. The aim is 440,000 in all.
 BUDGET = {
-    "core": 89_020,
+    "core": 89_250,
     "methods": 112_330,
     "readers": 54_800,
     "care": 12_400,
     "clinic": 22_460,
     "runs": 31_420,
     "silos": 54_030,
-    "lab": 39_985,
-    "cli": 19_880,
+    "lab": 39_850,
+    "cli": 19_800,
     "doors": 3_300,
 }
 """tokens that a room may have; files on top are the room `doors`"""
