@@ -180,9 +180,9 @@ def _of_library(name: str) -> type[Method]:
 
 def _refuse_name_of_another(name: str) -> None:
     """Refuse a name that a method of the library has."""
-    from ekiden.methods import METHODS
+    from ekiden.methods import titles
 
-    if name in {kind.title() for kind in METHODS}:
+    if name in titles():
         raise UserError(f"a method called {name} is there already: choose another name")
 
 

@@ -511,8 +511,8 @@ def _all_but_the_seed(config: dict[str, Any]) -> str:
 
 
 def spread(values: Sequence[float], metric: Metric | None = None) -> str:
-    """Return mean ± standard deviation, shares in per cent; only the mean if there is no deviation,
-    nothing of no values.
+    """Return mean ± standard deviation, shares in per cent. Without a deviation it is the mean
+    alone; without values, nothing.
     """
     digits = ".2f" if metric is None or metric.share else ".4g"
     if not values:
